@@ -1,1 +1,13 @@
-//! Placeholder.
+//! What a sandbox *is*: identifiers, specification values, the lifecycle's pure decisions, and the ports
+//! through which the engine reaches runtimes and the store.
+//!
+//! Pure by construction: no sockets, no SQL, no HTTP. Everything else in the workspace depends on this crate.
+
+pub mod ids;
+pub mod lifecycle;
+pub mod ports;
+pub mod spec;
+pub mod time;
+
+pub use ids::SandboxId;
+pub use time::{Clock, SystemClock, Timestamp};

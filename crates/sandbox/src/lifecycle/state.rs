@@ -1,0 +1,143 @@
+//! The public state, computed from intent and observation; never stored.
+
+use super::intent::{Intent, Operation, Progress, RemoveReason};
+use crate::{
+    ports::runtime::{Condition, ExitCause, Observation},
+    time::Timestamp,
+};
+
+/// The eight public states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    Pending,
+    Running,
+    Pausing,
+    Paused,
+    Resuming,
+    Stopping,
+    Terminated,
+    Failed,
+}
+
+impl State {
+    /// Every state, in lifecycle order.
+    pub const ALL: [Self; 8] = [
+        Self::Pending,
+        Self::Running,
+        Self::Pausing,
+        Self::Paused,
+        Self::Resuming,
+        Self::Stopping,
+        Self::Terminated,
+        Self::Failed,
+    ];
+
+    /// The word on the wire.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Running => "Running",
+            Self::Pausing => "Pausing",
+            Self::Paused => "Paused",
+            Self::Resuming => "Resuming",
+            Self::Stopping => "Stopping",
+            Self::Terminated => "Terminated",
+            Self::Failed => "Failed",
+        }
+    }
+
+    /// The proxy may route to the box.
+    pub fn addressable(self) -> bool {
+        matches!(self, Self::Running | Self::Pausing | Self::Resuming)
+    }
+
+    /// Nothing will run in it again.
+    pub fn terminal(self) -> bool {
+        matches!(self, Self::Terminated | Self::Failed)
+    }
+}
+
+/// A state with what explains it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    pub state: State,
+    /// Upper-case word, stable.
+    pub reason: &'static str,
+    pub message: Option<String>,
+    pub since: Timestamp,
+}
+
+/// Derives the public status. `None` when neither an intent nor a box exists: there is no such sandbox.
+pub fn compute(intent: Option<&Intent>, observed: Option<&Observation>) -> Option<Status> {
+    let status = |state, reason, message: Option<String>, since| Status { state, reason, message, since };
+    match (intent, observed) {
+        (None, None) => None,
+        (Some(Intent { operation: Operation::Remove { reason, last_error, .. }, accepted_at, .. }), _) => {
+            let word = match reason {
+                RemoveReason::UserDelete => "USER_DELETE",
+                RemoveReason::Expired => "TTL_EXPIRY",
+                RemoveReason::CreateFailed => "CREATE_FAILED",
+            };
+            let message = last_error.as_ref().map(|e| format!("removal failed and will be tried again: {e}"));
+            Some(status(State::Stopping, word, message, *accepted_at))
+        }
+        (Some(Intent { operation: Operation::Create(create), accepted_at, .. }), observed) => {
+            if let Some(observed) = observed.filter(|o| !matches!(o.condition, Condition::Starting)) {
+                return Some(of_box(observed));
+            }
+            Some(match &create.progress {
+                Progress::Accepted => status(State::Pending, "ACCEPTED", None, *accepted_at),
+                Progress::Preparing => status(State::Pending, "PREPARING_IMAGE", None, *accepted_at),
+                Progress::Starting => status(State::Pending, "STARTING", None, *accepted_at),
+                Progress::Failed { error, at } => status(
+                    State::Failed,
+                    "CREATE_FAILED",
+                    Some(format!("failed in phase {}: {}", error.phase, error.message)),
+                    *at,
+                ),
+            })
+        }
+        (Some(intent), Some(observed)) => {
+            let now = of_box(observed);
+            Some(match (&intent.operation, now.state) {
+                (Operation::Pause, State::Running) => {
+                    status(State::Pausing, "PAUSING", None, intent.accepted_at)
+                }
+                (Operation::Resume, State::Paused) => {
+                    status(State::Resuming, "RESUMING", None, intent.accepted_at)
+                }
+                _ => now,
+            })
+        }
+        // A pause or resume whose box vanished: the reconciler will close the intent; until then say what is true.
+        (Some(intent), None) => Some(status(
+            State::Failed,
+            "BOX_LOST",
+            Some("the box disappeared while an operation was in flight".into()),
+            intent.accepted_at,
+        )),
+        (None, Some(observed)) => Some(of_box(observed)),
+    }
+}
+
+fn of_box(observed: &Observation) -> Status {
+    let (state, reason, message) = match &observed.condition {
+        Condition::Starting => (State::Pending, "STARTING", None),
+        Condition::Running => (State::Running, "CONTAINER_RUNNING", None),
+        Condition::Paused => (State::Paused, "CONTAINER_PAUSED", None),
+        Condition::Exited(exit) => {
+            let message = Some(exit.message.clone());
+            match (exit.cause, exit.code) {
+                (ExitCause::Exited, Some(0)) => (State::Terminated, "CONTAINER_EXITED", message),
+                (ExitCause::Exited | ExitCause::Signalled, _) => {
+                    (State::Failed, "CONTAINER_EXITED_ERROR", message)
+                }
+                (ExitCause::OutOfMemory, _) => (State::Failed, "OUT_OF_MEMORY", message),
+                (ExitCause::EntrypointFailed, _) => (State::Failed, "ENTRYPOINT_FAILED", message),
+                (ExitCause::SupervisorLost, _) => (State::Failed, "SUPERVISOR_LOST", message),
+                (ExitCause::CreateFailed, _) => (State::Failed, "CREATE_FAILED", message),
+            }
+        }
+    };
+    Status { state, reason, message, since: observed.since }
+}

@@ -1,0 +1,7 @@
+//! The traits behind which the outside world sits.
+
+pub mod runtime;
+pub mod store;
+
+pub use runtime::{Runtime, RuntimeError, RuntimeErrorKind};
+pub use store::{Store, StoreError};

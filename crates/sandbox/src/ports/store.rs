@@ -1,0 +1,92 @@
+//! The store port: the facts the server owns. There is deliberately no table of sandboxes.
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use crate::{ids::SandboxId, lifecycle::intent::Intent, time::Timestamp};
+
+/// Why the store could not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("the store cannot be reached: {0}")]
+    Unavailable(String),
+    #[error("the store holds a row that cannot be read: {0}")]
+    Corrupt(String),
+}
+
+/// Outcome of a conditional write. A lost race is a value, not an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advance {
+    Written,
+    /// Somebody else changed or closed the intent first.
+    Lost,
+}
+
+/// One line of a sandbox's history.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EventRecord {
+    pub at: Timestamp,
+    pub kind: String,
+    pub message: String,
+}
+
+/// Which request an idempotency key stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdempotencyRecord {
+    /// Digest of the request body.
+    pub fingerprint: String,
+    pub sandbox_id: SandboxId,
+}
+
+/// Outcome of claiming an idempotency key together with a create intent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claim {
+    Claimed,
+    /// The key already stands for this record.
+    Taken(IdempotencyRecord),
+}
+
+/// Intents, idempotency keys and history.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Every open intent.
+    async fn open_intents(&self) -> Result<Vec<Intent>, StoreError>;
+
+    /// Inserts a create intent, its first event and, when given, its idempotency key in one transaction.
+    async fn insert_create(
+        &self,
+        intent: &Intent,
+        event: &EventRecord,
+        key: Option<(&str, &IdempotencyRecord)>,
+    ) -> Result<Claim, StoreError>;
+
+    /// Replaces the intent of a sandbox if its generation is still `expected` (`None`: if there is no open one) and
+    /// appends the event, in one transaction.
+    async fn advance(
+        &self,
+        expected: Option<u64>,
+        intent: &Intent,
+        event: Option<&EventRecord>,
+    ) -> Result<Advance, StoreError>;
+
+    /// Closes the intent if its generation is still `expected` and appends the events, in one transaction.
+    async fn close(
+        &self,
+        id: SandboxId,
+        expected: u64,
+        events: &[EventRecord],
+    ) -> Result<Advance, StoreError>;
+
+    /// Appends history.
+    async fn append(&self, id: SandboxId, events: &[EventRecord]) -> Result<(), StoreError>;
+
+    /// The newest `limit` history lines of a sandbox, oldest first. Survives the sandbox.
+    async fn history(&self, id: SandboxId, limit: u32) -> Result<Vec<EventRecord>, StoreError>;
+
+    /// The record behind an idempotency key, if any.
+    async fn idempotency(&self, key: &str) -> Result<Option<IdempotencyRecord>, StoreError>;
+
+    /// Forgets history and idempotency keys older than `before`.
+    async fn prune(&self, before: Timestamp) -> Result<u64, StoreError>;
+}
