@@ -1,1 +1,62 @@
-fn main(){}
+//! Developer commands: what CI runs, and the pieces of it one at a time.
+//!
+//! Owns the order of the checks and the environments they run in. It knows no crate's insides: everything is driven
+//! through `cargo`, `pytest` and the built binary. Every process that it starts has ended when it returns.
+
+mod bench;
+mod checks;
+mod deps;
+mod e2e;
+mod process;
+mod python;
+mod setup;
+mod workspace;
+
+use anyhow::{Result, bail};
+use workspace::Workspace;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  setup                            install what the tests need (Debian, root)
+  test                             setup, fmt, clippy, deps, cargo test, e2e, restart
+  ci                               the same with CI's settings
+  deps                             the dependency rules, from cargo metadata
+  e2e [FILTER]                     the published clients against the built binary
+  restart [--rounds N] [--seed S]  kill the server at random moments, check what is left
+  bench [--quick]                  measure beside the reference server and Docker";
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let command = arguments.next().unwrap_or_default();
+    let rest: Vec<String> = arguments.collect();
+    let workspace = Workspace::find()?;
+    match command.as_str() {
+        "setup" => setup::run(),
+        "test" => test(&workspace, checks::Mode::Local),
+        "ci" => test(&workspace, checks::Mode::Ci),
+        "deps" => deps::run(&workspace),
+        "e2e" => e2e::clients(&workspace, &rest),
+        "restart" => e2e::restart(&workspace, &rest),
+        "bench" => bench::run_benchmark(&workspace, &rest),
+        "help" | "--help" | "-h" => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        other => bail!("no command {other:?}\n\n{USAGE}"),
+    }
+}
+
+/// Cheap checks first, so that a slip is reported in a minute and not after the suites.
+fn test(workspace: &Workspace, mode: checks::Mode) -> Result<()> {
+    let mut report = process::Report::start();
+    report.step("setup", setup::run)?;
+    report.step("format", || checks::format(workspace))?;
+    report.step("dependency rules", || deps::run(workspace))?;
+    report.step("clippy", || checks::clippy(workspace, mode))?;
+    report.step("cargo test", || checks::unit_tests(workspace, mode))?;
+    report.step("e2e", || e2e::clients(workspace, &[]))?;
+    report.step("restart loop", || e2e::restart(workspace, &[]))?;
+    report.finish();
+    Ok(())
+}

@@ -1,0 +1,27 @@
+//! The benchmark: builds a release binary, prepares an environment, and lets `bench/` do the rest in one run.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::process::run;
+use crate::python;
+use crate::setup;
+use crate::workspace::{Workspace, cargo};
+
+pub(crate) fn run_benchmark(workspace: &Workspace, arguments: &[String]) -> Result<()> {
+    setup::run()?;
+    let folder = workspace.root.join("bench");
+    run(Command::new(cargo())
+        .args(["build", "--release", "--package", "sandglass"])
+        .current_dir(&workspace.root))?;
+    let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
+    run(Command::new(&python)
+        .arg("bench.py")
+        .args(arguments)
+        .env("SANDGLASS_BIN", workspace.target.join("release/sandglass"))
+        .env("PYTHONUNBUFFERED", "1")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .current_dir(&folder))?;
+    run(Command::new(&python).arg("report.py").current_dir(&folder))
+}

@@ -1,0 +1,45 @@
+//! The checks that need only cargo.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::process::run;
+use crate::workspace::{Workspace, cargo};
+
+/// Where the checks run. CI builds once from nothing, so it skips what only helps a second build.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Local,
+    Ci,
+}
+
+pub(crate) fn format(workspace: &Workspace) -> Result<()> {
+    run(Command::new(cargo()).args(["fmt", "--all", "--check"]).current_dir(&workspace.root))
+}
+
+pub(crate) fn clippy(workspace: &Workspace, mode: Mode) -> Result<()> {
+    let mut command = configured(workspace, mode);
+    run(command
+        .args(["clippy", "--workspace", "--all-targets"])
+        .args(locked(mode))
+        .args(["--", "-D", "warnings"]))
+}
+
+pub(crate) fn unit_tests(workspace: &Workspace, mode: Mode) -> Result<()> {
+    let mut command = configured(workspace, mode);
+    run(command.args(["test", "--workspace", "--no-fail-fast"]).args(locked(mode)))
+}
+
+fn locked(mode: Mode) -> &'static [&'static str] {
+    if mode == Mode::Ci { &["--locked"] } else { &[] }
+}
+
+fn configured(workspace: &Workspace, mode: Mode) -> Command {
+    let mut command = Command::new(cargo());
+    command.current_dir(&workspace.root);
+    if mode == Mode::Ci {
+        command.env("CARGO_INCREMENTAL", "0").env("CARGO_TERM_COLOR", "never").env("RUST_BACKTRACE", "1");
+    }
+    command
+}

@@ -1,0 +1,74 @@
+//! Running programs: echoed, waited for, and reported with the time they took.
+
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+/// Runs with our own standard output, so that test runners' summaries stay readable where they were printed.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    println!("$ {}", shown(command));
+    let status = command
+        .stdin(Stdio::null())
+        .status()
+        .with_context(|| format!("failed to start {}", command.get_program().display()))?;
+    if !status.success() {
+        bail!("{} ended with {status}", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs and returns standard output; standard error stays visible.
+pub(crate) fn capture(command: &mut Command) -> Result<String> {
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("failed to start {}", command.get_program().display()))?;
+    if !output.status.success() {
+        bail!("{} ended with {}", shown(command), output.status);
+    }
+    String::from_utf8(output.stdout).context("output is not UTF-8")
+}
+
+/// Whether a program can be started at all and says yes.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+/// Names each step as it starts and lists the times at the end: the first place to look when CI gets slow.
+pub(crate) struct Report {
+    begun: Instant,
+    steps: Vec<(&'static str, f64)>,
+}
+
+impl Report {
+    pub(crate) fn start() -> Self {
+        Self { begun: Instant::now(), steps: Vec::new() }
+    }
+
+    pub(crate) fn step(&mut self, name: &'static str, body: impl FnOnce() -> Result<()>) -> Result<()> {
+        println!("\n==> {name}");
+        let begun = Instant::now();
+        body().with_context(|| format!("{name} failed"))?;
+        self.steps.push((name, begun.elapsed().as_secs_f64()));
+        Ok(())
+    }
+
+    pub(crate) fn finish(self) {
+        println!("\n==> done in {:.0} s", self.begun.elapsed().as_secs_f64());
+        for (name, seconds) in self.steps {
+            println!("    {name:<18} {seconds:>7.1} s");
+        }
+    }
+}
