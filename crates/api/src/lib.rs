@@ -1,1 +1,12 @@
-//! Placeholder.
+//! The wire: one module a specification, serde types with their OpenAPI schemas, no behaviour.
+//!
+//! Wire types carry the upstream names. What the words mean, and which values are acceptable, is decided by the
+//! crates that read them.
+
+pub mod diagnostics;
+pub mod error;
+pub mod lifecycle;
+pub mod page;
+pub mod time;
+
+pub use time::WireTime;
