@@ -1,0 +1,141 @@
+"""Fixtures: the server under test (one for the whole run), clients of it, and a sandbox for each test or module.
+
+With SANDGLASS_E2E_URL set, the same tests run against the server there (key in SANDGLASS_E2E_KEY, image in
+SANDGLASS_E2E_IMAGE); tests marked `sandglass` are skipped then, and nothing is audited.
+"""
+
+import os
+from datetime import timedelta
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from opensandbox import SandboxSync
+from opensandbox.config import ConnectionConfig, ConnectionConfigSync
+
+from stack import Stack
+
+OTHER = os.environ.get("SANDGLASS_E2E_URL")
+IMAGE = os.environ.get("SANDGLASS_E2E_IMAGE", "host")
+
+
+def pytest_collection_modifyitems(items):
+    if OTHER:
+        skip = pytest.mark.skip(reason="holds for Sandglass only")
+        for item in items:
+            if "sandglass" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def server():
+    """What the tests need to know of the server: url, domain, key, image, and the stack when it is ours."""
+    if OTHER:
+        key = os.environ.get("SANDGLASS_E2E_KEY", "")
+        yield SimpleNamespace(url=OTHER, domain=urlsplit(OTHER).netloc, key=key, image=IMAGE, stack=None)
+        return
+    stack = Stack()
+    try:
+        stack.start()
+        yield SimpleNamespace(url=stack.url, domain=stack.domain, key=stack.key, image=IMAGE, stack=stack)
+    finally:
+        problems = stack.close()
+    assert not problems, "left over after the last sandbox was deleted:\n" + "\n".join(problems)
+
+
+@pytest.fixture(scope="session")
+def http(server):
+    """Plain HTTP to the server with the key."""
+    with httpx.Client(base_url=server.url, headers={"OPEN-SANDBOX-API-KEY": server.key}, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def config(server):
+    """Makes connection settings of the synchronous SDK."""
+
+    def make(**keys):
+        return ConnectionConfigSync(domain=server.domain, api_key=server.key, **keys)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def async_config(server):
+    def make(**keys):
+        return ConnectionConfig(domain=server.domain, api_key=server.key, **keys)
+
+    return make
+
+
+@pytest.fixture
+def create(server, config):
+    """Creates sandboxes with the synchronous SDK and deletes what a test leaves alive."""
+    made = []
+
+    def make(**keys):
+        keys.setdefault("timeout", timedelta(minutes=5))
+        keys.setdefault("resource", {"cpu": "1", "memory": "512Mi"})
+        sandbox = SandboxSync.create(server.image, connection_config=keys.pop("connection_config", config()), **keys)
+        made.append(sandbox)
+        return sandbox
+
+    yield make
+    for sandbox in made:
+        delete(server, sandbox.id)
+        sandbox.close()
+
+
+@pytest.fixture(scope="module")
+def box(server, config):
+    """One running sandbox shared by the tests of a module that do not change its life."""
+    sandbox = SandboxSync.create(
+        server.image,
+        timeout=timedelta(minutes=30),
+        resource={"cpu": "1", "memory": "512Mi"},
+        metadata={"suite": "shared"},
+        connection_config=config(),
+    )
+    yield sandbox
+    delete(server, sandbox.id)
+    sandbox.close()
+
+
+@pytest.fixture
+def raw(http, server):
+    """Creates sandboxes by plain HTTP and deletes them; returns the answer's body."""
+    made = []
+
+    def make(headers=None, **body):
+        answer = http.post("/v1/sandboxes", json=body_of(server, **body), headers=headers)
+        assert answer.status_code == 202, answer.text
+        made.append(answer.json()["id"])
+        return answer.json()
+
+    yield make
+    for sandbox in made:
+        delete(server, sandbox)
+
+
+def body_of(server, **keys):
+    """The smallest create body that the SDK sends, with changes; None removes a key."""
+    body = {
+        "image": {"uri": server.image},
+        "entrypoint": ["tail", "-f", "/dev/null"],
+        "timeout": 300,
+        "resourceLimits": {"cpu": "500m", "memory": "256Mi"},
+        **keys,
+    }
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def delete(server, sandbox):
+    answer = httpx.delete(
+        f"{server.url}/v1/sandboxes/{sandbox}", headers={"OPEN-SANDBOX-API-KEY": server.key}, timeout=60
+    )
+    assert answer.status_code in (204, 404), answer.text
+
+
+def texts(messages):
+    return [message.text for message in messages]
