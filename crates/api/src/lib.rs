@@ -6,7 +6,9 @@
 pub mod diagnostics;
 pub mod error;
 pub mod lifecycle;
+pub mod openapi;
 pub mod page;
+pub mod routes;
 pub mod time;
 
 pub use time::WireTime;
