@@ -1,1 +1,3 @@
-//! Placeholder.
+//! The backends behind the `Runtime` port, one module each.
+
+pub mod embedded;

@@ -1,1 +1,7 @@
-//! Placeholder.
+//! The control plane: configuration, HTTP edge, engine, store, ingress.
+//!
+//! A library, so that the one `sandglass` binary (and tests) can start a server from a bound listener and a configuration value.
+
+pub mod config;
+pub mod engine;
+pub mod store;

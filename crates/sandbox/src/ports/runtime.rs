@@ -115,6 +115,8 @@ pub enum Condition {
 #[derive(Debug, Clone)]
 pub struct Observation {
     pub id: SandboxId,
+    /// Grows with every observation a runtime process makes, so that a late delivery never overwrites a newer one.
+    pub revision: u64,
     pub spec: Spec,
     /// The argument vector that runs, after `Entrypoint::Image` was resolved; may be empty.
     pub entrypoint: Vec<String>,

@@ -87,6 +87,9 @@ pub trait Store: Send + Sync + 'static {
     /// The record behind an idempotency key, if any.
     async fn idempotency(&self, key: &str) -> Result<Option<IdempotencyRecord>, StoreError>;
 
+    /// Forgets the idempotency key of a sandbox whose create was answered with an error, so that it may be tried again.
+    async fn release_key(&self, id: SandboxId) -> Result<(), StoreError>;
+
     /// Forgets history and idempotency keys older than `before`.
     async fn prune(&self, before: Timestamp) -> Result<u64, StoreError>;
 }

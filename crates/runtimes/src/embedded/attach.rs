@@ -1,0 +1,247 @@
+//! Finding boxes by their directories and listening to their shims: the whole of what a restart needs.
+
+use std::{io, path::Path, sync::Arc};
+
+use futures_util::{StreamExt, stream};
+use sandglass_sandbox::{
+    SandboxId, Timestamp,
+    ports::{
+        RuntimeErrorKind,
+        runtime::{RuntimeError, RuntimeEvent},
+    },
+};
+use sandglass_shim::{
+    protocol::{Notice, Request},
+    spec::{BoxSpec, BoxState, ExitCause, ExitRecord, MutableFacts, Phase},
+};
+use tracing::{info, warn};
+
+use super::{
+    Shared,
+    boxes::{Known, since},
+    control::Channel,
+    plan::About,
+    records,
+};
+
+/// Shims asked at the same time during a full list.
+const PARALLEL: usize = 16;
+
+impl Shared {
+    /// Brings the known boxes in line with the directories.
+    pub(super) async fn scan(self: &Arc<Self>) -> Result<(), RuntimeError> {
+        let failed = |e: io::Error| {
+            RuntimeError::new(
+                RuntimeErrorKind::Unavailable,
+                "list",
+                format!("cannot read the sandboxes directory: {e}"),
+            )
+        };
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&self.sandboxes).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            // Other names are not ours to touch.
+            if let Some(id) = name.to_str().and_then(|n| n.parse::<SandboxId>().ok()) {
+                found.push(id);
+            }
+        }
+        let unknown: Vec<SandboxId> = {
+            let busy = self.busy();
+            let known = self.boxes.lock();
+            found.iter().filter(|id| !busy.contains(id) && !known.contains_key(id)).copied().collect()
+        };
+        stream::iter(unknown).for_each_concurrent(PARALLEL, |id| self.clone().attach(id)).await;
+        let gone: Vec<SandboxId> = {
+            let busy = self.busy();
+            self.boxes.lock().keys().filter(|id| !found.contains(id) && !busy.contains(id)).copied().collect()
+        };
+        for id in gone {
+            if !self.dir(id).exists() {
+                self.forget(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes up a box whose directory was found.
+    pub(super) async fn attach(self: Arc<Self>, id: SandboxId) {
+        let dir = self.dir(id);
+        let (spec, about) = match read_spec(&dir) {
+            Ok(read) => read,
+            Err(error) => {
+                warn!(sandbox = %id, error = %error, "a half-made sandbox directory is removed");
+                if let Err(error) = self.clear(id).await {
+                    warn!(sandbox = %id, error = %error, "it could not be removed");
+                }
+                return;
+            }
+        };
+        if let Some(network) = &spec.network {
+            self.network.adopt(network.address);
+        }
+        let facts = records::read_facts(&dir).unwrap_or_default();
+        if !self.listen(id, &dir, &spec, &about, &facts).await {
+            self.bury(id, &dir).await;
+            let state = records::read_state(&dir).unwrap_or_else(|_| lost());
+            let since = since(&state, &spec);
+            let known = Known { spec: spec.into(), about: about.into(), facts, state, since, listener: None };
+            self.boxes.lock().insert(id, known);
+        }
+    }
+
+    /// Subscribes to the shim; false when there is none.
+    async fn listen(
+        self: &Arc<Self>,
+        id: SandboxId,
+        dir: &Path,
+        spec: &BoxSpec,
+        about: &About,
+        facts: &MutableFacts,
+    ) -> bool {
+        let Ok(mut channel) = Channel::to_shim(dir) else { return false };
+        let state = match channel.request(&Request::Subscribe).await {
+            Ok(answer) if answer.ok => answer.state,
+            Ok(_) | Err(_) => return false,
+        };
+        let Some(state) = state else { return false };
+        let since = since(&state, spec);
+        let known = Known {
+            spec: Arc::new(spec.clone()),
+            about: Arc::new(about.clone()),
+            facts: facts.clone(),
+            state,
+            since,
+            listener: None,
+        };
+        self.boxes.lock().insert(id, known);
+        self.follow(id, Some(channel));
+        true
+    }
+
+    /// Starts the task that listens to the shim of a known box.
+    pub(super) fn follow(self: &Arc<Self>, id: SandboxId, channel: Option<Channel>) {
+        let shared = self.clone();
+        let task = tokio::spawn(async move { shared.hear(id, channel).await });
+        if let Some(known) = self.boxes.lock().get_mut(&id) {
+            known.listener = Some(task.abort_handle());
+        }
+    }
+
+    async fn hear(self: Arc<Self>, id: SandboxId, channel: Option<Channel>) {
+        let dir = self.dir(id);
+        let subscribed = match channel {
+            Some(channel) => Some(channel),
+            None => self.subscribe(id, &dir).await,
+        };
+        if let Some(mut channel) = subscribed {
+            while let Ok(Some(notice)) = channel.receive::<Notice>().await {
+                self.boxes.happened(id, &notice.event);
+                let at = Timestamp::clamped(notice.event.at_ms);
+                if let Some(observed) = self.boxes.set_state(id, notice.state, Some(at)) {
+                    self.boxes.tell(RuntimeEvent::Observed(Box::new(observed)));
+                }
+            }
+        }
+        // The end of the stream: removed by us, removed by the shim itself, or the shim was killed.
+        if self.busy().contains(&id) || !self.boxes.lock().contains_key(&id) {
+            return;
+        }
+        if dir.join("spec.json").exists() {
+            self.bury(id, &dir).await;
+            let state = records::read_state(&dir).unwrap_or_else(|_| lost());
+            if let Some(observed) = self.boxes.set_state(id, state, None) {
+                self.boxes.tell(RuntimeEvent::Observed(Box::new(observed)));
+            }
+        } else {
+            self.forget(id);
+        }
+    }
+
+    async fn subscribe(&self, id: SandboxId, dir: &Path) -> Option<Channel> {
+        let mut channel = Channel::to_shim(dir).ok()?;
+        let answer = channel.request(&Request::Subscribe).await.ok()?;
+        if let Some(observed) = answer.state.and_then(|state| self.boxes.set_state(id, state, None)) {
+            self.boxes.tell(RuntimeEvent::Observed(Box::new(observed)));
+        }
+        Some(channel)
+    }
+
+    /// Ends what a dead shim left behind; the records stay.
+    async fn bury(&self, id: SandboxId, dir: &Path) {
+        let path = dir.to_path_buf();
+        match tokio::task::spawn_blocking(move || sandglass_shim::teardown(&path)).await {
+            Ok(Ok(())) => info!(sandbox = %id, "the shim is gone; its leftovers were removed"),
+            Ok(Err(error)) => warn!(sandbox = %id, error = %error, "leftovers of a dead shim remain"),
+            Err(error) => warn!(sandbox = %id, error = %error, "the teardown did not finish"),
+        }
+    }
+
+    /// Removes a box that nobody supervises, and its directory.
+    pub(super) async fn clear(&self, id: SandboxId) -> Result<(), RuntimeError> {
+        let dir = self.dir(id);
+        let done = tokio::task::spawn_blocking(move || {
+            sandglass_shim::teardown(&dir).map_err(|e| describe(&e))?;
+            match sandglass_shim::remove_dir(&dir) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    Err(format!("cannot remove its directory: {e}"))
+                }
+                _ => Ok(()),
+            }
+        });
+        match done.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(message)) => Err(RuntimeError::new(RuntimeErrorKind::Failed, "teardown", message)),
+            Err(e) => Err(RuntimeError::new(RuntimeErrorKind::Failed, "teardown", e.to_string())),
+        }
+    }
+
+    /// The box and its directory are gone: its address may be used again.
+    pub(super) fn forget(&self, id: SandboxId) {
+        let known = self.boxes.lock().remove(&id);
+        if let Some(network) = known.as_ref().and_then(|k| k.spec.network.as_ref()) {
+            self.network.give_back(network.address);
+        }
+        if known.is_some() {
+            self.boxes.tell(RuntimeEvent::Removed(id));
+        }
+    }
+}
+
+pub(super) fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+fn read_spec(dir: &Path) -> io::Result<(BoxSpec, About)> {
+    let spec = records::read_spec(dir)?;
+    let about = serde_json::from_value(spec.about.clone()).map_err(io::Error::other)?;
+    Ok((spec, about))
+}
+
+fn lost() -> BoxState {
+    BoxState {
+        phase: Phase::Exited,
+        paused: false,
+        init_pid: None,
+        init_start_ticks: None,
+        shim_pid: 0,
+        shim_start_ticks: 0,
+        boot_id: String::new(),
+        started_at_ms: None,
+        exit: Some(ExitRecord {
+            code: None,
+            signal: None,
+            cause: ExitCause::ShimLost,
+            message: "the shim was lost before it could record anything".into(),
+            at_ms: 0,
+        }),
+    }
+}

@@ -1,0 +1,37 @@
+//! The agent and shim carried inside this binary, unpacked by content hash so that boxes of an older server keep theirs.
+
+use std::{
+    fs, io,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest, Sha256};
+
+static AGENT: &[u8] = include_bytes!(env!("SANDGLASS_AGENT_BINARY"));
+static SHIM: &[u8] = include_bytes!(env!("SANDGLASS_SHIM_BINARY"));
+
+/// Makes sure that both binaries lie in `dir` and returns their paths: agent, shim.
+pub(super) fn unpack(dir: &Path) -> io::Result<(PathBuf, PathBuf)> {
+    super::records::private_dir(dir)?;
+    // Boxes bind the agent; the box's root, nobody outside, must reach the file itself, not the directory above.
+    Ok((place(dir, "agent", AGENT)?, place(dir, "shim", SHIM)?))
+}
+
+fn place(dir: &Path, name: &str, content: &[u8]) -> io::Result<PathBuf> {
+    use std::io::Write;
+    let digest = Sha256::digest(content);
+    let hash: String = digest.iter().take(8).map(|b| format!("{b:02x}")).collect();
+    let path = dir.join(format!("{name}-{hash}"));
+    if fs::metadata(&path).is_ok_and(|m| m.len() == content.len() as u64) {
+        return Ok(path);
+    }
+    let partial = dir.join(format!(".{name}-{hash}.{}", std::process::id()));
+    let mut file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&partial)?;
+    file.write_all(content)?;
+    file.set_permissions(fs::Permissions::from_mode(0o755))?;
+    drop(file);
+    fs::rename(&partial, &path)?;
+    Ok(path)
+}

@@ -1,0 +1,165 @@
+//! What this process knows of the boxes, and the channel on which changes are told.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use sandglass_sandbox::{
+    SandboxId, Timestamp,
+    ports::runtime::{BoxEvent, Condition, Exit, ExitCause, Observation, RuntimeEvent},
+};
+use sandglass_shim::spec::{self as shim, BoxSpec, BoxState, Phase};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::AbortHandle,
+};
+
+use super::plan::{About, facts_of_shim};
+
+/// One box.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub spec: Arc<BoxSpec>,
+    pub about: Arc<About>,
+    pub facts: shim::MutableFacts,
+    pub state: BoxState,
+    pub since: Timestamp,
+    /// The task that listens to the shim.
+    pub listener: Option<AbortHandle>,
+}
+
+impl Known {
+    fn condition(&self) -> Condition {
+        match (self.state.phase, &self.state.exit) {
+            (Phase::Creating, _) => Condition::Starting,
+            (Phase::Running, _) if self.state.paused => Condition::Paused,
+            (Phase::Running, _) => Condition::Running,
+            (Phase::Exited, exit) => Condition::Exited(exit.as_ref().map_or_else(
+                || Exit {
+                    code: None,
+                    signal: None,
+                    cause: ExitCause::SupervisorLost,
+                    message: "how the box ended was not recorded".into(),
+                    at: self.since,
+                },
+                |e| Exit {
+                    code: e.code,
+                    signal: e.signal,
+                    cause: cause(e.cause),
+                    message: e.message.clone(),
+                    at: Timestamp::clamped(e.at_ms),
+                },
+            )),
+        }
+    }
+}
+
+fn cause(cause: shim::ExitCause) -> ExitCause {
+    match cause {
+        shim::ExitCause::Exited => ExitCause::Exited,
+        shim::ExitCause::Signalled => ExitCause::Signalled,
+        shim::ExitCause::OutOfMemory => ExitCause::OutOfMemory,
+        shim::ExitCause::EntrypointFailed => ExitCause::EntrypointFailed,
+        shim::ExitCause::ShimLost => ExitCause::SupervisorLost,
+        shim::ExitCause::CreateFailed => ExitCause::CreateFailed,
+    }
+}
+
+/// The instant at which the state became what it is, as far as the records tell.
+pub(super) fn since(state: &BoxState, spec: &BoxSpec) -> Timestamp {
+    let exit = state.exit.as_ref().map(|e| e.at_ms);
+    Timestamp::clamped(exit.or(state.started_at_ms).unwrap_or(spec.created_at_ms))
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(super) struct Boxes {
+    known: Mutex<HashMap<SandboxId, Known>>,
+    revision: AtomicU64,
+    tell: Mutex<Option<UnboundedSender<RuntimeEvent>>>,
+}
+
+impl Default for Boxes {
+    fn default() -> Self {
+        Self { known: Mutex::default(), revision: AtomicU64::new(1), tell: Mutex::new(None) }
+    }
+}
+
+impl Boxes {
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<SandboxId, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new channel of changes; replaces the one before.
+    pub(super) fn watch(&self) -> UnboundedReceiver<RuntimeEvent> {
+        let (tell, told) = unbounded_channel();
+        *self.tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(tell);
+        told
+    }
+
+    pub(super) fn tell(&self, event: RuntimeEvent) {
+        if let Some(tell) = &*self.tell.lock().unwrap_or_else(PoisonError::into_inner) {
+            // Nobody listening any more is no concern of ours.
+            let _ = tell.send(event);
+        }
+    }
+
+    pub(super) fn happened(&self, id: SandboxId, event: &shim::BoxEvent) {
+        self.tell(RuntimeEvent::Happened(id, history(event)));
+    }
+
+    /// The facts as they stand, stamped under the lock so that stamps follow the order of changes.
+    pub(super) fn observation(&self, id: SandboxId, known: &Known) -> Observation {
+        Observation {
+            id,
+            revision: self.revision.fetch_add(1, Ordering::Relaxed),
+            spec: known.about.spec.clone(),
+            entrypoint: known.about.entrypoint.clone(),
+            facts: facts_of_shim(&known.facts),
+            condition: known.condition(),
+            created_at: Timestamp::clamped(known.spec.created_at_ms),
+            started_at: known.state.started_at_ms.map(Timestamp::clamped),
+            since: known.since,
+            address: known.spec.network.as_ref().map(|n| n.address),
+            agent_port: known.spec.process.agent_port,
+            agent_token: known.spec.access_token.clone(),
+            route_token: known.spec.route_token.clone(),
+        }
+    }
+
+    pub(super) fn observe(&self, id: SandboxId) -> Option<Observation> {
+        self.lock().get(&id).map(|known| self.observation(id, known))
+    }
+
+    pub(super) fn observe_all(&self) -> Vec<Observation> {
+        self.lock().iter().map(|(id, known)| self.observation(*id, known)).collect()
+    }
+
+    /// Takes over a newer state and returns the facts that follow from it.
+    pub(super) fn set_state(
+        &self,
+        id: SandboxId,
+        state: BoxState,
+        at: Option<Timestamp>,
+    ) -> Option<Observation> {
+        let mut boxes = self.lock();
+        let known = boxes.get_mut(&id)?;
+        if known.state != state {
+            known.since = at.unwrap_or_else(|| since(&state, &known.spec));
+            known.state = state;
+        }
+        Some(self.observation(id, known))
+    }
+
+    pub(super) fn image_ids(&self) -> BTreeSet<String> {
+        self.lock().values().map(|known| known.about.image_id.clone()).collect()
+    }
+}
+
+pub(super) fn history(event: &shim::BoxEvent) -> BoxEvent {
+    BoxEvent { at: Timestamp::clamped(event.at_ms), kind: event.kind.clone(), message: event.message.clone() }
+}

@@ -1,0 +1,183 @@
+//! The embedded runtime: boxes made by this machine's kernel, one shim process each, no daemon.
+//!
+//! Owns the state directory's `sandboxes/`, `bin/` and `network.json`. The shims own the boxes: this process may die and come back at any
+//! time and finds them by their directories. Invariant: a directory is written (`spec.json`, `facts.json`) before its shim is started
+//! and removed after everything else of the box is gone.
+
+mod attach;
+mod binaries;
+mod boxes;
+mod control;
+mod network;
+mod plan;
+mod records;
+mod runtime;
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use sandglass_images::ImageStore;
+use sandglass_sandbox::ports::{RuntimeErrorKind, runtime::RuntimeError};
+use sandglass_shim::{Zygote, host_network::Subnet};
+
+use boxes::Boxes;
+use network::Network;
+
+/// What the embedded runtime needs to know.
+#[derive(Debug, Clone)]
+pub struct EmbeddedConfig {
+    pub state_dir: PathBuf,
+    /// Whether the `host` image is offered.
+    pub host_image: bool,
+    /// `None`: a free one is chosen once and kept in the state directory.
+    pub subnet: Option<Subnet>,
+    /// Name servers of the boxes; empty: the host's own.
+    pub dns: Vec<IpAddr>,
+    /// Processes and threads of a box that asks for nothing else.
+    pub pids_limit: u64,
+    /// How long after its expiry a box ends by itself when no server does it.
+    pub expiry_grace: Duration,
+}
+
+/// See the module documentation.
+pub struct EmbeddedRuntime {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    config: EmbeddedConfig,
+    sandboxes: PathBuf,
+    agent: PathBuf,
+    shim: PathBuf,
+    images: Arc<ImageStore>,
+    network: Network,
+    boxes: Boxes,
+    /// Ids whose directory is being filled or emptied right now; a full list skips them.
+    busy: Mutex<HashSet<sandglass_sandbox::SandboxId>>,
+    zygote: Mutex<Arc<Zygote>>,
+    _lock: std::fs::File,
+}
+
+impl std::fmt::Debug for EmbeddedRuntime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EmbeddedRuntime")
+            .field("state_dir", &self.shared.config.state_dir)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EmbeddedRuntime {
+    /// Takes the state directory into use: locks it, unpacks the agent and shim, prepares the network, starts the zygote.
+    ///
+    /// Call before the process has much memory or many threads; blocking.
+    ///
+    /// # Errors
+    /// `Exists` when another server holds the directory; otherwise what the machine lacks, with the remedy.
+    pub fn open(config: EmbeddedConfig) -> Result<Self, RuntimeError> {
+        let failed = |what: &str, e: std::io::Error| {
+            let kind = match e.raw_os_error() {
+                Some(libc::ENOSPC | libc::EDQUOT) => RuntimeErrorKind::Exhausted,
+                _ => RuntimeErrorKind::Failed,
+            };
+            RuntimeError::new(kind, "state-dir", format!("cannot {what}: {e}"))
+        };
+        let dir = &config.state_dir;
+        records::private_dir(dir).map_err(|e| failed(&format!("create {}", dir.display()), e))?;
+        let lock = lock(dir)?;
+        let sandboxes = dir.join("sandboxes");
+        records::private_dir(&sandboxes).map_err(|e| failed("create the sandboxes directory", e))?;
+        let (agent, shim) =
+            binaries::unpack(&dir.join("bin")).map_err(|e| failed("unpack the agent and shim", e))?;
+        let images = ImageStore::open(&dir.join("images"))
+            .map_err(|e| RuntimeError::new(RuntimeErrorKind::Failed, "images", e.to_string()))?;
+        let network = Network::open(&config)?;
+        let zygote = Zygote::spawn(&shim).map_err(|e| failed("start the shim", e))?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                sandboxes,
+                agent,
+                shim,
+                images: Arc::new(images),
+                network,
+                boxes: Boxes::default(),
+                busy: Mutex::default(),
+                zygote: Mutex::new(Arc::new(zygote)),
+                config,
+                _lock: lock,
+            }),
+        })
+    }
+
+    /// The local images.
+    pub fn images(&self) -> &Arc<ImageStore> {
+        &self.shared.images
+    }
+
+    /// Digests of the images that some box is made from; these must not be removed.
+    pub fn images_in_use(&self) -> BTreeSet<String> {
+        self.shared.boxes.image_ids()
+    }
+
+    /// Whether the `host` image is offered.
+    pub fn offers_host_image(&self) -> bool {
+        self.shared.config.host_image
+    }
+
+    /// Removes the host-side network of this state directory. Only when no box is left.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn remove_network(&self) -> Result<(), RuntimeError> {
+        self.shared.network.remove()
+    }
+}
+
+impl Shared {
+    fn busy(&self) -> MutexGuard<'_, HashSet<sandglass_sandbox::SandboxId>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dir(&self, id: sandglass_sandbox::SandboxId) -> PathBuf {
+        self.sandboxes.join(id.to_string())
+    }
+
+    /// The zygote, started again if it died.
+    fn zygote(&self) -> std::io::Result<Arc<Zygote>> {
+        let mut zygote = self.zygote.lock().unwrap_or_else(PoisonError::into_inner);
+        if !zygote.is_alive() {
+            tracing::warn!("the shim zygote is gone; starting another");
+            *zygote = Arc::new(Zygote::spawn(&self.shim)?);
+        }
+        Ok(zygote.clone())
+    }
+}
+
+fn lock(dir: &Path) -> Result<std::fs::File, RuntimeError> {
+    let path = dir.join("lock");
+    let file =
+        std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(|e| {
+            RuntimeError::new(
+                RuntimeErrorKind::Failed,
+                "state-dir",
+                format!("cannot open {}: {e}", path.display()),
+            )
+        })?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(RuntimeError::new(
+            RuntimeErrorKind::Exists,
+            "state-dir",
+            format!("another server is using {}; stop it or set another [embedded] state_dir", dir.display()),
+        )),
+        Err(std::fs::TryLockError::Error(e)) => Err(RuntimeError::new(
+            RuntimeErrorKind::Failed,
+            "state-dir",
+            format!("cannot lock {}: {e}", path.display()),
+        )),
+    }
+}

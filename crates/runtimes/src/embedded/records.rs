@@ -1,0 +1,111 @@
+//! Reading and writing the files of a sandbox directory.
+
+use std::{
+    fs, io,
+    io::{Read, Seek, SeekFrom, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::Path,
+};
+
+use sandglass_shim::spec::{BoxEvent, BoxSpec, BoxState, MutableFacts};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// A directory that only its owner may enter, with its parents.
+pub(super) fn private_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Replaces the file in one step, so that a reader sees the old or the new content, never half of it.
+fn replace<T: Serialize>(dir: &Path, name: &str, value: &T) -> io::Result<()> {
+    let partial = dir.join(format!(".{name}.new"));
+    let mut file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+    file.write_all(&serde_json::to_vec(value).map_err(io::Error::other)?)?;
+    drop(file);
+    fs::rename(&partial, dir.join(name))
+}
+
+fn read<T: DeserializeOwned>(dir: &Path, name: &str) -> io::Result<T> {
+    serde_json::from_slice(&fs::read(dir.join(name))?).map_err(io::Error::other)
+}
+
+pub(super) fn write_spec(dir: &Path, spec: &BoxSpec) -> io::Result<()> {
+    replace(dir, "spec.json", spec)
+}
+
+pub(super) fn read_spec(dir: &Path) -> io::Result<BoxSpec> {
+    read(dir, "spec.json")
+}
+
+pub(super) fn write_facts(dir: &Path, facts: &MutableFacts) -> io::Result<()> {
+    replace(dir, "facts.json", facts)
+}
+
+pub(super) fn read_facts(dir: &Path) -> io::Result<MutableFacts> {
+    read(dir, "facts.json")
+}
+
+pub(super) fn read_state(dir: &Path) -> io::Result<BoxState> {
+    read(dir, "state.json")
+}
+
+/// The box's history; lines that a crash cut short are skipped.
+pub(super) fn read_events(dir: &Path) -> io::Result<Vec<BoxEvent>> {
+    match fs::read_to_string(dir.join("events.jsonl")) {
+        Ok(text) => Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(e),
+    }
+}
+
+/// The newest `lines` lines of the console log, oldest first, across its rotation.
+pub(super) fn tail_console(dir: &Path, lines: usize) -> io::Result<Vec<String>> {
+    let mut found = tail_file(&dir.join("console.log"), lines)?;
+    if found.len() < lines {
+        let mut older = tail_file(&dir.join("console.log.1"), lines - found.len())?;
+        older.append(&mut found);
+        found = older;
+    }
+    Ok(found)
+}
+
+fn tail_file(path: &Path, lines: usize) -> io::Result<Vec<String>> {
+    const BLOCK: u64 = 64 * 1024;
+    let mut file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    };
+    let mut start = file.metadata()?.len();
+    let mut tail: Vec<u8> = Vec::new();
+    while start > 0 && tail.iter().filter(|b| **b == b'\n').count() <= lines {
+        let from = start.saturating_sub(BLOCK);
+        let mut block = vec![0; usize::try_from(start - from).unwrap_or(0)];
+        file.seek(SeekFrom::Start(from))?;
+        file.read_exact(&mut block)?;
+        block.append(&mut tail);
+        tail = block;
+        start = from;
+    }
+    let text = String::from_utf8_lossy(&tail);
+    let all: Vec<&str> = text.lines().collect();
+    Ok(all[all.len().saturating_sub(lines)..].iter().map(|l| (*l).to_owned()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tail_crosses_blocks_and_rotation() {
+        let dir = tempfile::tempdir().unwrap();
+        let old: String = (0..10).map(|n| format!("old {n}\n")).collect();
+        let new: String = (0..20_000).map(|n| format!("line {n}\n")).collect();
+        fs::write(dir.path().join("console.log.1"), old).unwrap();
+        fs::write(dir.path().join("console.log"), new).unwrap();
+        assert_eq!(tail_console(dir.path(), 2).unwrap(), ["line 19998", "line 19999"]);
+        let all = tail_console(dir.path(), 20_003).unwrap();
+        assert_eq!((all.len(), all[0].as_str(), all[3].as_str()), (20_003, "old 7", "line 0"));
+        assert!(tail_console(&dir.path().join("none"), 5).unwrap().is_empty());
+    }
+}

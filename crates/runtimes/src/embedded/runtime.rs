@@ -1,0 +1,380 @@
+//! The `Runtime` port, one verb a method.
+
+use std::{collections::BTreeMap, io, path::Path, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use sandglass_images::{Image, ImageError, ImageErrorKind};
+use sandglass_sandbox::{
+    SandboxId, Timestamp,
+    ports::{
+        RuntimeErrorKind,
+        runtime::{
+            BoxEvent, Capabilities, Observation, Runtime, RuntimeError, RuntimeEvent, StartPlan, Usage,
+        },
+    },
+    spec::{Credentials, MutableFacts, Platform},
+};
+use sandglass_shim::{
+    protocol::{CreateReport, Request, Response},
+    spec::{BoxState, Phase},
+};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tracing::{debug, info};
+
+use super::{
+    EmbeddedRuntime, Shared,
+    attach::describe,
+    boxes::{Known, history, since},
+    control::{Channel, ask},
+    plan::{About, facts_for_shim},
+    records,
+};
+
+/// Longest wait for a shim to report on a create.
+const CREATE_PATIENCE: Duration = Duration::from_secs(60);
+/// The name of the image made from the host's own files.
+const HOST_IMAGE: &str = "host";
+
+fn error(kind: RuntimeErrorKind, phase: &str, message: impl Into<String>) -> RuntimeError {
+    RuntimeError::new(kind, phase, message)
+}
+
+fn no_such_box(id: SandboxId) -> RuntimeError {
+    error(RuntimeErrorKind::NotFound, "find", format!("no box {id}"))
+}
+
+fn of_image(e: &ImageError) -> RuntimeError {
+    let kind = match e.kind() {
+        ImageErrorKind::InvalidReference => RuntimeErrorKind::Invalid,
+        ImageErrorKind::NoSpace | ImageErrorKind::TooLarge => RuntimeErrorKind::Exhausted,
+        ImageErrorKind::NotFound
+        | ImageErrorKind::Unauthorized
+        | ImageErrorKind::Unreachable
+        | ImageErrorKind::Corrupt
+        | ImageErrorKind::Unsupported
+        | ImageErrorKind::InUse
+        | ImageErrorKind::Io => RuntimeErrorKind::ImagePull,
+    };
+    error(kind, "image", describe(e))
+}
+
+fn of_io(phase: &str, what: &str, e: &io::Error) -> RuntimeError {
+    let kind = match e.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EMFILE | libc::ENFILE) => RuntimeErrorKind::Exhausted,
+        _ => RuntimeErrorKind::Failed,
+    };
+    error(kind, phase, format!("cannot {what}: {e}"))
+}
+
+/// Marks an id as being worked on for as long as it lives.
+struct Busy<'a>(&'a Shared, SandboxId);
+
+impl<'a> Busy<'a> {
+    fn mark(shared: &'a Shared, id: SandboxId) -> Self {
+        shared.busy().insert(id);
+        Self(shared, id)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.busy().remove(&self.1);
+    }
+}
+
+impl Shared {
+    async fn find_image(self: &Arc<Self>, reference: &str) -> Result<Option<Image>, RuntimeError> {
+        if reference == HOST_IMAGE {
+            if !self.config.host_image {
+                let message = "the `host` image is offered only by servers that listen on a loopback address; see [embedded] host_image";
+                return Err(error(RuntimeErrorKind::Invalid, "image", message));
+            }
+            let images = self.images.clone();
+            let made = tokio::task::spawn_blocking(move || images.ensure_host_image()).await;
+            return match made {
+                Ok(image) => image.map(Some).map_err(|e| of_image(&e)),
+                Err(e) => Err(error(RuntimeErrorKind::Failed, "image", e.to_string())),
+            };
+        }
+        let (images, reference) = (self.images.clone(), reference.to_owned());
+        match tokio::task::spawn_blocking(move || images.resolve(&reference)).await {
+            Ok(found) => found.map_err(|e| of_image(&e)),
+            Err(e) => Err(error(RuntimeErrorKind::Failed, "image", e.to_string())),
+        }
+    }
+
+    async fn make(self: &Arc<Self>, id: SandboxId, plan: &StartPlan) -> Result<Observation, RuntimeError> {
+        let image = self.find_image(&plan.spec.image).await?.ok_or_else(|| {
+            error(
+                RuntimeErrorKind::ImagePull,
+                "image",
+                format!("image {} was removed meanwhile", plan.spec.image),
+            )
+        })?;
+        let slot = self.network.take()?;
+        let made = self.make_in_slot(id, plan, &image, slot).await;
+        if made.is_err() {
+            self.network.give_back_slot(slot);
+        }
+        made
+    }
+
+    async fn make_in_slot(
+        self: &Arc<Self>,
+        id: SandboxId,
+        plan: &StartPlan,
+        image: &Image,
+        slot: u32,
+    ) -> Result<Observation, RuntimeError> {
+        let dir = self.dir(id);
+        let spec = self.box_spec(id, plan, image, slot)?;
+        let facts = facts_for_shim(&plan.facts);
+        let written = records::private_dir(&dir)
+            .and_then(|()| records::write_facts(&dir, &facts))
+            .and_then(|()| records::write_spec(&dir, &spec));
+        let started = match written {
+            Ok(()) => self.run_shim(&dir).await,
+            Err(e) => Err(of_io("spec", "write the sandbox directory", &e)),
+        };
+        match started {
+            Ok(state) => {
+                let about: About = serde_json::from_value(spec.about.clone())
+                    .map_err(|e| error(RuntimeErrorKind::Failed, "spec", e.to_string()))?;
+                let since = since(&state, &spec);
+                let known = Known {
+                    spec: Arc::new(spec),
+                    about: Arc::new(about),
+                    facts,
+                    state,
+                    since,
+                    listener: None,
+                };
+                self.boxes.lock().insert(id, known);
+                self.follow(id, None);
+                self.boxes.observe(id).ok_or_else(|| no_such_box(id))
+            }
+            Err(e) => {
+                // The shim has torn down what it made; this covers a shim that died, and the directory.
+                self.clear(id).await?;
+                Err(e)
+            }
+        }
+    }
+
+    async fn run_shim(&self, dir: &Path) -> Result<BoxState, RuntimeError> {
+        let zygote = self.zygote().map_err(|e| of_io("shim", "start the shim", &e))?;
+        let report = zygote.create(dir).map_err(|e| of_io("shim", "start a shim", &e))?;
+        let mut report = Channel::of(report).map_err(|e| of_io("shim", "listen to the shim", &e))?;
+        let outcome = tokio::time::timeout(CREATE_PATIENCE, report.receive::<CreateReport>()).await;
+        match outcome {
+            Ok(Ok(Some(CreateReport::Created { state, timings }))) => {
+                debug!(?timings, "box made");
+                Ok(state)
+            }
+            Ok(Ok(Some(CreateReport::Failed { phase, message }))) => {
+                let full = message.contains("No space left") || message.contains("os error 28");
+                let kind = match phase.as_str() {
+                    _ if full => RuntimeErrorKind::Exhausted,
+                    "entrypoint" | "user" | "spec" => RuntimeErrorKind::Invalid,
+                    _ => RuntimeErrorKind::Failed,
+                };
+                Err(error(kind, &phase, message))
+            }
+            Ok(Ok(None)) => {
+                Err(error(RuntimeErrorKind::Failed, "shim", "the shim died before it could report"))
+            }
+            Ok(Err(e)) => Err(of_io("shim", "read the shim's report", &e)),
+            Err(_) => Err(error(RuntimeErrorKind::Failed, "shim", "the shim did not report in time")),
+        }
+    }
+
+    /// Asks the shim of a known box and takes the answered state over.
+    async fn command(&self, id: SandboxId, request: &Request, phase: &str) -> Result<Response, RuntimeError> {
+        if !self.boxes.lock().contains_key(&id) {
+            return Err(no_such_box(id));
+        }
+        let answer = ask(&self.dir(id), request).await.map_err(|e| {
+            error(RuntimeErrorKind::Failed, phase, format!("the sandbox's shim does not answer: {e}"))
+        })?;
+        if !answer.ok {
+            let message = answer.message.unwrap_or_else(|| "refused without a reason".into());
+            return Err(error(RuntimeErrorKind::Failed, phase, message));
+        }
+        Ok(answer)
+    }
+
+    async fn freeze(
+        &self,
+        id: SandboxId,
+        request: Request,
+        phase: &str,
+    ) -> Result<Observation, RuntimeError> {
+        let mut answer = self.command(id, &request, phase).await?;
+        if answer.state.is_none() {
+            answer = self.command(id, &Request::State, phase).await?;
+        }
+        let state =
+            answer.state.ok_or_else(|| error(RuntimeErrorKind::Failed, phase, "the shim told no state"))?;
+        self.boxes.set_state(id, state, None).ok_or_else(|| no_such_box(id))
+    }
+}
+
+#[async_trait]
+impl Runtime for EmbeddedRuntime {
+    fn name(&self) -> &'static str {
+        "embedded"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { pause: true, snapshot: false, gpu: false, network_policy: false, host_volumes: true }
+    }
+
+    async fn prepare(
+        &self,
+        image: &str,
+        auth: Option<&Credentials>,
+        platform: Option<&Platform>,
+    ) -> Result<(), RuntimeError> {
+        if self.shared.find_image(image).await?.is_some() {
+            return Ok(());
+        }
+        let auth = auth.map(|c| sandglass_images::Credentials {
+            username: c.username.clone(),
+            password: c.password.clone(),
+        });
+        let platform =
+            platform.map(|p| sandglass_images::Platform { os: p.os.clone(), arch: p.arch.clone() });
+        let pulled =
+            self.shared.images.pull(image, auth, platform, &|_| {}).await.map_err(|e| of_image(&e))?;
+        info!(image, id = %pulled.id, "pulled");
+        Ok(())
+    }
+
+    async fn start(&self, id: SandboxId, plan: &StartPlan) -> Result<Observation, RuntimeError> {
+        let shared = &self.shared;
+        if let Some(there) = shared.boxes.observe(id) {
+            return Ok(there);
+        }
+        let _busy = Busy::mark(shared, id);
+        if shared.dir(id).exists() {
+            // Left by an attempt that was cut short; a list would have attached to a shim that lives.
+            shared.clear(id).await?;
+        }
+        shared.make(id, plan).await
+    }
+
+    async fn pause(&self, id: SandboxId) -> Result<Observation, RuntimeError> {
+        self.shared.freeze(id, Request::Pause, "pause").await
+    }
+
+    async fn resume(&self, id: SandboxId) -> Result<Observation, RuntimeError> {
+        self.shared.freeze(id, Request::Resume, "resume").await
+    }
+
+    async fn remove(&self, id: SandboxId, grace: Duration) -> Result<(), RuntimeError> {
+        let shared = &self.shared;
+        let dir = shared.dir(id);
+        let _busy = Busy::mark(shared, id);
+        if dir.exists() {
+            let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+            match ask(&dir, &Request::Remove { grace_ms }).await {
+                Ok(answer) if answer.ok => {}
+                Ok(answer) => {
+                    let message = answer.message.unwrap_or_else(|| "refused without a reason".into());
+                    return Err(error(RuntimeErrorKind::Failed, "teardown", message));
+                }
+                Err(e) if e.kind() == io::ErrorKind::TimedOut => {
+                    return Err(error(
+                        RuntimeErrorKind::Failed,
+                        "teardown",
+                        "the shim did not finish in time",
+                    ));
+                }
+                // No shim, or it died on the way: what it has not done is done here.
+                Err(_) => {}
+            }
+            if dir.exists() {
+                shared.clear(id).await?;
+            }
+        }
+        shared.forget(id);
+        Ok(())
+    }
+
+    async fn update_facts(&self, id: SandboxId, facts: &MutableFacts) -> Result<Observation, RuntimeError> {
+        let shared = &self.shared;
+        let dir = shared.dir(id);
+        let observed = {
+            let mut boxes = shared.boxes.lock();
+            let known = boxes.get_mut(&id).ok_or_else(|| no_such_box(id))?;
+            let mut next = facts_for_shim(facts);
+            next.revision = known.facts.revision + 1;
+            records::write_facts(&dir, &next).map_err(|e| match e.kind() {
+                io::ErrorKind::NotFound => no_such_box(id),
+                _ => of_io("facts", "write facts.json", &e),
+            })?;
+            known.facts = next;
+            shared.boxes.observation(id, known)
+        };
+        // The file is what counts; a shim that misses the word reads it before it acts.
+        if let Err(e) = ask(&dir, &Request::FactsChanged).await {
+            debug!(sandbox = %id, error = %e, "the shim was not told of new facts");
+        }
+        Ok(observed)
+    }
+
+    async fn inspect(&self, id: SandboxId) -> Result<Option<Observation>, RuntimeError> {
+        Ok(self.shared.boxes.observe(id))
+    }
+
+    async fn list(&self) -> Result<Vec<Observation>, RuntimeError> {
+        self.shared.scan().await?;
+        Ok(self.shared.boxes.observe_all())
+    }
+
+    fn watch(&self) -> BoxStream<'static, RuntimeEvent> {
+        Box::pin(UnboundedReceiverStream::new(self.shared.boxes.watch()))
+    }
+
+    async fn logs(&self, id: SandboxId, lines: usize) -> Result<Vec<String>, RuntimeError> {
+        let dir = self.shared.dir(id);
+        let read = tokio::task::spawn_blocking(move || records::tail_console(&dir, lines)).await;
+        read.map_err(io::Error::other).flatten().map_err(|e| of_io("logs", "read the console log", &e))
+    }
+
+    async fn events(&self, id: SandboxId) -> Result<Vec<BoxEvent>, RuntimeError> {
+        let dir = self.shared.dir(id);
+        let read = tokio::task::spawn_blocking(move || records::read_events(&dir)).await;
+        let events =
+            read.map_err(io::Error::other).flatten().map_err(|e| of_io("events", "read the events", &e))?;
+        Ok(events.iter().map(history).collect())
+    }
+
+    async fn usage(&self, id: SandboxId) -> Result<Usage, RuntimeError> {
+        let usage = self.shared.command(id, &Request::State, "usage").await?.usage.unwrap_or_default();
+        Ok(Usage { memory_bytes: usage.memory_bytes, cpu_usec: usage.cpu_usec, pids: usage.pids })
+    }
+
+    async fn describe(&self, id: SandboxId) -> Result<BTreeMap<String, String>, RuntimeError> {
+        let boxes = self.shared.boxes.lock();
+        let known = boxes.get(&id).ok_or_else(|| no_such_box(id))?;
+        let mut facts = BTreeMap::from([
+            ("Image ID".to_owned(), known.about.image_id.clone()),
+            ("Layers".to_owned(), known.spec.root.lowers.len().to_string()),
+            ("Shim PID".to_owned(), known.state.shim_pid.to_string()),
+            ("Host UID base".to_owned(), known.spec.ids.base.to_string()),
+            (
+                "Started At".to_owned(),
+                known.state.started_at_ms.map(Timestamp::clamped).map_or_else(String::new, |t| t.to_string()),
+            ),
+        ]);
+        if let (Phase::Running, Some(pid)) = (known.state.phase, known.state.init_pid) {
+            facts.insert("Init PID".to_owned(), pid.to_string());
+        }
+        if let Some(network) = &known.spec.network {
+            facts.insert("Interface".to_owned(), network.host_interface.clone());
+        }
+        Ok(facts)
+    }
+}

@@ -1,0 +1,389 @@
+//! The only writer of what is wanted: every user request and every expiry becomes an intent here, conditional on the
+//! generation that was seen, together with its history line.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use sandglass_sandbox::{
+    SandboxId, Timestamp,
+    lifecycle::{
+        intent::{Create, Intent, Operation, Progress, RemoveReason, StoredError},
+        request::{Refused, Request, Verdict, ask},
+        state::State,
+    },
+    ports::{
+        RuntimeErrorKind, StoreError,
+        runtime::RuntimeError,
+        store::{Advance, Claim, IdempotencyRecord},
+    },
+    spec::{Credentials, MutableFacts, Spec},
+};
+use tracing::info;
+
+use super::{Engine, index::Entry};
+
+/// Times a lost compare-and-swap is tried again before giving up.
+const ATTEMPTS: usize = 5;
+
+/// Why a request about a sandbox was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error("no sandbox {0}")]
+    NotFound(String),
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error("the sandbox has no expiry (manual cleanup), so there is nothing to renew")]
+    ManualCleanup,
+    #[error("expiresAt must be in the future")]
+    NotInFuture,
+    #[error("could not create the sandbox, failed in phase {}: {}", .0.phase, .0.message)]
+    CreateFailed(StoredError),
+    #[error("could not {operation} the sandbox: {error}")]
+    OperationFailed { operation: &'static str, error: Arc<RuntimeError> },
+    #[error("this Idempotency-Key was used with a different request")]
+    KeyReused,
+    #[error("the sandbox created with this Idempotency-Key no longer exists")]
+    KeySpent,
+    #[error("this server holds {0} sandboxes, which is its configured maximum")]
+    TooMany(usize),
+    #[error("the sandbox is changing too fast; try again")]
+    Contended,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// An accepted create request.
+#[derive(Debug)]
+pub struct NewSandbox {
+    pub spec: Spec,
+    pub facts: MutableFacts,
+    pub credentials: Option<Credentials>,
+    /// The `Idempotency-Key` and a digest of the request it came with.
+    pub key: Option<(String, String)>,
+}
+
+impl Engine {
+    /// Accepts a sandbox and waits a short grace for it to come up. The entry is `Pending` when it needs longer.
+    ///
+    /// # Errors
+    /// `CreateFailed` when it failed within the grace; nothing is left of it then.
+    pub async fn create(self: &Arc<Self>, new: NewSandbox, now: Timestamp) -> Result<Entry, EngineError> {
+        if let Some((key, fingerprint)) = &new.key
+            && let Some(taken) = self.store.idempotency(key).await?
+        {
+            return self.repeat(&taken, fingerprint);
+        }
+        let max = self.settings.max_sandboxes;
+        if max > 0 && self.index.len() >= max {
+            return Err(EngineError::TooMany(max));
+        }
+        let id = SandboxId::random();
+        let intent = self.create_intent(id, &new, now)?;
+        let event = self.event("accepted", &format!("image {}", new.spec.image));
+        let claim = match &new.key {
+            Some((key, fingerprint)) => {
+                let record = IdempotencyRecord { fingerprint: fingerprint.clone(), sandbox_id: id };
+                self.store.insert_create(&intent, &event, Some((key, &record))).await?
+            }
+            None => self.store.insert_create(&intent, &event, None).await?,
+        };
+        if let (Claim::Taken(taken), Some((_, fingerprint))) = (claim, &new.key) {
+            return self.repeat(&taken, fingerprint);
+        }
+        info!(sandbox = %id, image = new.spec.image, "accepted");
+        if let Some(credentials) = new.credentials {
+            self.credentials().insert(id, credentials);
+        }
+        self.index.set_intent(intent);
+        self.poke(id);
+        self.await_creation(id).await
+    }
+
+    fn create_intent(&self, id: SandboxId, new: &NewSandbox, now: Timestamp) -> Result<Intent, EngineError> {
+        let token = || {
+            let mut raw = [0u8; 24];
+            raw[..16].copy_from_slice(uuid::Uuid::new_v4().as_bytes());
+            raw[16..].copy_from_slice(&uuid::Uuid::new_v4().as_bytes()[..8]);
+            URL_SAFE_NO_PAD.encode(raw)
+        };
+        Ok(Intent {
+            sandbox_id: id,
+            generation: 1,
+            operation: Operation::Create(Box::new(Create {
+                spec: new.spec.clone(),
+                facts: new.facts.clone(),
+                agent_token: token(),
+                route_token: token(),
+                had_credentials: new.credentials.is_some(),
+                progress: Progress::Accepted,
+            })),
+            accepted_at: now,
+            deadline: self.in_future(self.settings.create_deadline),
+        })
+    }
+
+    fn in_future(&self, delay: Duration) -> Timestamp {
+        let now = self.clock.now();
+        now.checked_add(delay).unwrap_or(now)
+    }
+
+    fn repeat(&self, taken: &IdempotencyRecord, fingerprint: &str) -> Result<Entry, EngineError> {
+        if taken.fingerprint != fingerprint {
+            return Err(EngineError::KeyReused);
+        }
+        self.index.get(taken.sandbox_id).ok_or(EngineError::KeySpent)
+    }
+
+    async fn await_creation(self: &Arc<Self>, id: SandboxId) -> Result<Entry, EngineError> {
+        let settled = self.index.wait_for(id, |entry| {
+            let entry = entry?;
+            let settled = entry.status().is_some_and(|s| s.state != State::Pending);
+            settled.then(|| entry.clone())
+        });
+        let entry = match tokio::time::timeout(self.settings.create_grace, settled).await {
+            Ok(entry) => entry,
+            // Still pending, or deleted meanwhile by somebody who knew the id.
+            Err(_) => return self.index.get(id).ok_or_else(|| EngineError::NotFound(id.to_string())),
+        };
+        let failure = match entry.intent.as_deref() {
+            Some(Intent { operation: Operation::Create(create), generation, .. }) => match &create.progress {
+                Progress::Failed { error, .. } => Some((*generation, error.clone())),
+                _ => None,
+            },
+            _ => None,
+        };
+        let Some((generation, error)) = failure else { return Ok(entry) };
+        let event = self.event("removed", RemoveReason::CreateFailed.word());
+        self.close(id, generation, &[event]).await?;
+        self.store.release_key(id).await?;
+        Err(EngineError::CreateFailed(error))
+    }
+
+    /// The sandbox, if the caller may see it.
+    pub fn find(&self, id: &str) -> Result<Entry, EngineError> {
+        let gone = || EngineError::NotFound(id.chars().take(64).collect());
+        let parsed: SandboxId = id.parse().map_err(|_| gone())?;
+        let entry = self.index.get(parsed).ok_or_else(gone)?;
+        // A sandbox whose failed create is being answered as an error never existed for anybody else.
+        if entry.status().is_none() || entry.spec().is_none() && !entry.removing() {
+            return Err(gone());
+        }
+        Ok(entry)
+    }
+
+    /// Freezes the sandbox and returns when it is frozen.
+    pub async fn pause(self: &Arc<Self>, id: &str) -> Result<(), EngineError> {
+        self.freeze(id, Request::Pause, Operation::Pause, "pause").await
+    }
+
+    /// Thaws the sandbox and returns when it runs.
+    pub async fn resume(self: &Arc<Self>, id: &str) -> Result<(), EngineError> {
+        self.freeze(id, Request::Resume, Operation::Resume, "resume").await
+    }
+
+    async fn freeze(
+        self: &Arc<Self>,
+        id: &str,
+        request: Request,
+        operation: Operation,
+        word: &'static str,
+    ) -> Result<(), EngineError> {
+        for _ in 0..ATTEMPTS {
+            let entry = self.find(id)?;
+            let state = entry.status().ok_or_else(|| EngineError::NotFound(id.into()))?.state;
+            match ask(request, state) {
+                Verdict::Refused(Refused::Gone) => return Err(EngineError::NotFound(id.into())),
+                Verdict::Refused(why) => return Err(why.into()),
+                Verdict::Again => {
+                    return self.await_operation(entry.id, entry.generation().unwrap_or(0), word).await;
+                }
+                Verdict::Accept => {}
+            }
+            let intent = Intent {
+                sandbox_id: entry.id,
+                generation: entry.generation().unwrap_or(0) + 1,
+                operation: operation.clone(),
+                accepted_at: self.clock.now(),
+                deadline: self.in_future(self.settings.freeze_deadline),
+            };
+            let event = self.event(&format!("{word}_requested"), "");
+            if self.store.advance(entry.generation(), &intent, Some(&event)).await? == Advance::Written {
+                let generation = intent.generation;
+                self.index.set_intent(intent);
+                self.poke(entry.id);
+                return self.await_operation(entry.id, generation, word).await;
+            }
+            tokio::task::yield_now().await;
+        }
+        Err(EngineError::Contended)
+    }
+
+    /// Waits until the intent of this generation is closed and tells how it ended.
+    async fn await_operation(
+        &self,
+        id: SandboxId,
+        generation: u64,
+        operation: &'static str,
+    ) -> Result<(), EngineError> {
+        let over = self.index.wait_for(id, |entry| match entry {
+            None => Some(Err(EngineError::NotFound(id.to_string()))),
+            Some(e) if e.removing() => Some(Err(EngineError::NotFound(id.to_string()))),
+            Some(e) if e.generation() == Some(generation) => None,
+            Some(e) => Some(match &e.failure {
+                Some((failed, error)) if *failed == generation => {
+                    Err(EngineError::OperationFailed { operation, error: error.clone() })
+                }
+                _ => Ok(()),
+            }),
+        });
+        let patience = self.settings.freeze_deadline + Duration::from_secs(5);
+        tokio::time::timeout(patience, over).await.unwrap_or(Err(EngineError::Contended))
+    }
+
+    /// Removes the sandbox and returns when nothing of it is left. Joins a removal in flight.
+    pub async fn delete(self: &Arc<Self>, id: &str) -> Result<(), EngineError> {
+        let entry = self.find(id)?;
+        let Some(generation) = self.want_removed(entry.id, RemoveReason::UserDelete).await? else { return Ok(()) };
+        let gone = self.index.wait_for(entry.id, |entry| match entry {
+            None => Some(Ok(())),
+            Some(e) => match &e.failure {
+                Some((failed, error)) if *failed >= generation => {
+                    Some(Err(EngineError::OperationFailed { operation: "remove", error: error.clone() }))
+                }
+                _ => None,
+            },
+        });
+        tokio::time::timeout(self.settings.delete_patience, gone).await.unwrap_or_else(|_| {
+            let error = RuntimeError::new(RuntimeErrorKind::Unavailable, "remove", "it takes longer than expected and goes on");
+            Err(EngineError::OperationFailed { operation: "remove", error: Arc::new(error) })
+        })
+    }
+
+    /// Writes a remove intent, superseding whatever was open, also a removal that waits for its next attempt: who asks again
+    /// wants it tried now. Returns its generation; `None` when there is nothing to remove.
+    pub(super) async fn want_removed(
+        self: &Arc<Self>,
+        id: SandboxId,
+        reason: RemoveReason,
+    ) -> Result<Option<u64>, EngineError> {
+        for _ in 0..ATTEMPTS {
+            let Some(entry) = self.index.get(id) else { return Ok(None) };
+            if let Some(Intent { operation: Operation::Remove { not_before: None, .. }, generation, .. }) = entry.intent.as_deref() {
+                return Ok(Some(*generation));
+            }
+            let now = self.clock.now();
+            let intent = Intent {
+                sandbox_id: id,
+                generation: entry.generation().unwrap_or(0) + 1,
+                operation: Operation::Remove { reason, not_before: None, last_error: None },
+                accepted_at: now,
+                // A removal never gives up; the deadline only dates the attempt.
+                deadline: self.in_future(self.settings.remove_retry),
+            };
+            let event = self.event("remove_requested", reason.word());
+            if self.store.advance(entry.generation(), &intent, Some(&event)).await? == Advance::Written {
+                let generation = intent.generation;
+                self.index.set_intent(intent);
+                self.poke(id);
+                return Ok(Some(generation));
+            }
+            tokio::task::yield_now().await;
+        }
+        Err(EngineError::Contended)
+    }
+
+    /// Moves the expiry. Returns the new instant.
+    pub async fn renew(self: &Arc<Self>, id: &str, expires_at: Timestamp) -> Result<Timestamp, EngineError> {
+        let id_of = self.find(id)?.id;
+        if expires_at <= self.clock.now() {
+            return Err(EngineError::NotInFuture);
+        }
+        self.change_facts(id_of, Request::Renew, |facts| {
+            if facts.expires_at.is_none() {
+                return Err(EngineError::ManualCleanup);
+            }
+            facts.expires_at = Some(expires_at);
+            Ok(())
+        })
+        .await?;
+        let event = self.event("renewed", &expires_at.to_string());
+        self.store.append(id_of, &[event]).await?;
+        Ok(expires_at)
+    }
+
+    /// Merges the patch into the metadata: a value replaces, `None` deletes.
+    pub async fn patch_metadata(
+        self: &Arc<Self>,
+        id: &str,
+        patch: &BTreeMap<String, Option<String>>,
+    ) -> Result<Entry, EngineError> {
+        let id_of = self.find(id)?.id;
+        self.change_facts(id_of, Request::PatchMetadata, |facts| {
+            for (key, value) in patch {
+                match value {
+                    Some(value) => facts.metadata.insert(key.clone(), value.clone()),
+                    None => facts.metadata.remove(key),
+                };
+            }
+            Ok(())
+        })
+        .await?;
+        self.find(id)
+    }
+
+    async fn change_facts(
+        self: &Arc<Self>,
+        id: SandboxId,
+        request: Request,
+        change: impl Fn(&mut MutableFacts) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        let _facts = self.facts_lock(id).lock().await;
+        let gone = || EngineError::NotFound(id.to_string());
+        for _ in 0..ATTEMPTS {
+            let entry = self.index.get(id).ok_or_else(gone)?;
+            let state = entry.status().ok_or_else(gone)?.state;
+            let mut facts = entry.facts().ok_or_else(gone)?.clone();
+            // What has expired is gone, even if the loop has not come by yet: the shim's own timer may be at it.
+            let expired = facts.expires_at.is_some_and(|at| at <= self.clock.now());
+            if expired || ask(request, state) != Verdict::Accept {
+                return Err(gone());
+            }
+            change(&mut facts)?;
+            if entry.observed.is_some() {
+                return match self.runtime.update_facts(id, &facts).await {
+                    Ok(observed) => {
+                        self.index.observe(observed);
+                        Ok(())
+                    }
+                    Err(e) if e.kind == RuntimeErrorKind::NotFound => Err(gone()),
+                    Err(e) => Err(EngineError::OperationFailed { operation: "update", error: Arc::new(e) }),
+                };
+            }
+            let Some(intent) = entry.intent.as_deref() else { return Err(gone()) };
+            let Operation::Create(create) = &intent.operation else { return Err(gone()) };
+            let create = Create { facts, ..create.as_ref().clone() };
+            let next = Intent {
+                generation: intent.generation + 1,
+                operation: Operation::Create(Box::new(create)),
+                ..intent.clone()
+            };
+            if self.store.advance(Some(intent.generation), &next, None).await? == Advance::Written {
+                self.index.set_intent(next);
+                self.poke(id);
+                return Ok(());
+            }
+            tokio::task::yield_now().await;
+        }
+        Err(EngineError::Contended)
+    }
+
+    /// Removes what has expired. Under the facts lock, so that a confirmed renewal wins.
+    pub(super) async fn expire(self: &Arc<Self>, id: SandboxId) -> Result<(), EngineError> {
+        let _facts = self.facts_lock(id).lock().await;
+        let (due, _) = self.index.expiring(self.clock.now(), self.settings.failed_create_retention);
+        if due.contains(&id) {
+            self.want_removed(id, RemoveReason::Expired).await?;
+        }
+        Ok(())
+    }
+}

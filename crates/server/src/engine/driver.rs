@@ -1,0 +1,283 @@
+//! One task per sandbox with an open intent: asks the pure step function what to do, does it, records what came of it.
+//!
+//! A driver sleeps only on a deadline or a poke, never polls, and ends when nothing is left to do. Running twice is impossible by the map of
+//! drivers; being killed at any point is harmless because every effect is idempotent and the intent is still there.
+
+use std::{sync::Arc, time::Duration};
+
+use sandglass_sandbox::{
+    SandboxId, Timestamp,
+    lifecycle::{
+        intent::{Create, Intent, Operation, Progress},
+        step::{self, Outcome, Step},
+    },
+    ports::{
+        RuntimeErrorKind,
+        runtime::{RuntimeError, StartPlan},
+        store::{Advance, EventRecord, StoreError},
+    },
+};
+use tokio::sync::Notify;
+use tracing::{info, warn};
+
+use super::{Engine, index::Entry};
+
+/// How long to leave a store alone that cannot be written.
+const STORE_RETRY: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// Makes sure that somebody looks at this sandbox now.
+    pub(super) fn poke(self: &Arc<Self>, id: SandboxId) {
+        let mut drivers = self.drivers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(poke) = drivers.get(&id) {
+            poke.notify_one();
+        } else if !self.stopping.is_cancelled() {
+            let poke = Arc::new(Notify::new());
+            drivers.insert(id, poke.clone());
+            let engine = self.clone();
+            self.tasks.spawn(async move { engine.drive(id, &poke).await });
+        }
+    }
+
+    fn next_step(&self, id: SandboxId) -> (Option<Entry>, Step) {
+        let entry = self.index.get(id);
+        let at_hand = self.credentials().contains_key(&id);
+        let step = step::next(
+            entry.as_ref().and_then(|e| e.intent.as_deref()),
+            entry.as_ref().and_then(|e| e.observed.as_deref()),
+            at_hand,
+            self.clock.now(),
+        );
+        (entry, step)
+    }
+
+    async fn drive(self: Arc<Self>, id: SandboxId, poke: &Notify) {
+        loop {
+            if self.stopping.is_cancelled() {
+                return;
+            }
+            let (entry, step) = self.next_step(id);
+            match (entry.and_then(|e| e.intent.clone()), step) {
+                (_, Step::Nothing) | (None, _) => {
+                    // Under the lock nobody can poke between this look and the removal.
+                    let mut drivers = self.drivers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    if self.next_step(id).1 == Step::Nothing {
+                        drivers.remove(&id);
+                        self.credentials().remove(&id);
+                        return;
+                    }
+                }
+                (Some(_), Step::WaitUntil(at)) => self.sleep_until(at, poke).await,
+                (Some(intent), step) => {
+                    if let Err(error) = self.perform(id, &intent, step, poke).await {
+                        warn!(sandbox = %id, error = %error, "the store cannot be written; trying again");
+                        tokio::time::sleep(STORE_RETRY).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn sleep_until(&self, at: Timestamp, poke: &Notify) {
+        // Capped so that a clock that jumped is noticed.
+        let wait = self.clock.now().until(at).min(Duration::from_secs(5));
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = poke.notified() => {}
+            () = self.stopping.cancelled() => {}
+        }
+    }
+
+    async fn perform(
+        self: &Arc<Self>,
+        id: SandboxId,
+        intent: &Arc<Intent>,
+        step: Step,
+        poke: &Notify,
+    ) -> Result<(), StoreError> {
+        match (step, &intent.operation) {
+            (Step::Prepare, Operation::Create(create)) => self.prepare(id, intent, create, poke).await,
+            (Step::Start, Operation::Create(_)) => self.start(id, intent.generation).await,
+            (Step::Pause, _) => {
+                let done = self.runtime.pause(id).await;
+                self.frozen(id, intent, done, "paused").await
+            }
+            (Step::Resume, _) => {
+                let done = self.runtime.resume(id).await;
+                self.frozen(id, intent, done, "resumed").await
+            }
+            (Step::Remove, Operation::Remove { reason, .. }) => self.remove(id, intent, reason.word()).await,
+            (Step::Close(outcome), operation) => {
+                let events = match (outcome, operation) {
+                    (Outcome::Done, Operation::Create(_)) => vec![self.event("running", "the sandbox is up")],
+                    (Outcome::Done, _) => Vec::new(),
+                    (Outcome::Overtaken, _) => vec![self.event("overtaken", "the box ended before the operation took effect")],
+                    (Outcome::TimedOut, _) => vec![self.event("timed_out", "the operation did not take effect in time")],
+                };
+                if outcome != Outcome::Done {
+                    let error = RuntimeError::new(RuntimeErrorKind::Failed, "freeze", "the operation did not take effect");
+                    self.index.set_failure(id, intent.generation, error);
+                }
+                self.close(id, intent.generation, &events).await
+            }
+            (Step::FailCreate(why), Operation::Create(_)) => {
+                let _ = self.runtime.remove(id, Duration::ZERO).await;
+                self.index.vanished(id);
+                let error = RuntimeError::new(RuntimeErrorKind::Failed, "create", why);
+                self.fail_create(id, intent.generation, error).await
+            }
+            (step, operation) => unreachable!("the step table does not pair {step:?} with {operation:?}"),
+        }
+    }
+
+    async fn prepare(
+        &self,
+        id: SandboxId,
+        intent: &Intent,
+        create: &Create,
+        poke: &Notify,
+    ) -> Result<(), StoreError> {
+        self.index.set_progress(id, intent.generation, Progress::Preparing);
+        let auth = self.credentials().get(&id).cloned();
+        let prepared = tokio::select! {
+            done = self.runtime.prepare(&create.spec.image, auth.as_ref(), create.spec.platform.as_ref()) => done,
+            // A delete makes the pull pointless; anything else that pokes starts it over, which is cheap.
+            () = self.superseded(id, intent.generation, poke) => return Ok(()),
+        };
+        match prepared {
+            Ok(()) => {
+                self.credentials().remove(&id);
+                self.index.set_progress(id, intent.generation, Progress::Starting);
+                Ok(())
+            }
+            Err(error) => self.fail_create(id, intent.generation, error).await,
+        }
+    }
+
+    async fn superseded(&self, id: SandboxId, generation: u64, poke: &Notify) {
+        loop {
+            tokio::select! {
+                () = poke.notified() => {}
+                () = self.stopping.cancelled() => return,
+            }
+            if self.index.get(id).and_then(|e| e.generation()) != Some(generation) {
+                return;
+            }
+        }
+    }
+
+    async fn start(&self, id: SandboxId, generation: u64) -> Result<(), StoreError> {
+        let Ok(_slot) = self.starting.acquire().await else { return Ok(()) };
+        // A renewal of a pending sandbox changes the intent's facts; from here on it must wait for the box.
+        let _facts = self.facts_lock(id).lock().await;
+        let Some(intent) = self.index.get(id).and_then(|e| e.intent) else { return Ok(()) };
+        let Operation::Create(create) = &intent.operation else { return Ok(()) };
+        if intent.generation != generation {
+            // A renewal got in first and bumped the generation: carry the progress over and go on with its facts.
+            self.index.set_progress(id, intent.generation, Progress::Starting);
+        }
+        let plan = StartPlan {
+            spec: create.spec.clone(),
+            facts: create.facts.clone(),
+            created_at: intent.accepted_at,
+            agent_token: create.agent_token.clone(),
+            route_token: create.route_token.clone(),
+        };
+        match self.runtime.start(id, &plan).await {
+            Ok(observed) => {
+                self.index.observe(observed);
+                Ok(())
+            }
+            Err(error) => self.fail_create(id, intent.generation, error).await,
+        }
+    }
+
+    async fn frozen(
+        &self,
+        id: SandboxId,
+        intent: &Intent,
+        done: Result<sandglass_sandbox::ports::runtime::Observation, RuntimeError>,
+        kind: &str,
+    ) -> Result<(), StoreError> {
+        let event = match done {
+            Ok(observed) => {
+                self.index.observe(observed);
+                self.event(kind, "")
+            }
+            Err(error) => {
+                warn!(sandbox = %id, error = %error, "could not be {kind}");
+                if error.kind == RuntimeErrorKind::NotFound {
+                    self.index.vanished(id);
+                }
+                let event = self.event(&format!("{kind}_failed"), &error.to_string());
+                self.index.set_failure(id, intent.generation, error);
+                event
+            }
+        };
+        self.close(id, intent.generation, &[event]).await
+    }
+
+    async fn remove(&self, id: SandboxId, intent: &Intent, reason: &str) -> Result<(), StoreError> {
+        // What the box knows of its own past goes into the history before the box goes.
+        let mut events: Vec<EventRecord> = self.runtime.events(id).await.unwrap_or_default().into_iter().map(record).collect();
+        match self.runtime.remove(id, self.settings.stop_grace).await {
+            Ok(()) => {
+                info!(sandbox = %id, reason, "removed");
+                events.push(self.event("removed", reason));
+                self.index.vanished(id);
+                self.close(id, intent.generation, &events).await
+            }
+            Err(error) => {
+                warn!(sandbox = %id, error = %error, "removal failed");
+                let Operation::Remove { reason, .. } = intent.operation else { return Ok(()) };
+                let not_before = self.clock.now().checked_add(self.settings.remove_retry);
+                let event = self.event("remove_failed", &error.to_string());
+                let operation = Operation::Remove { reason, not_before, last_error: Some(error.to_string()) };
+                let again = Intent { generation: intent.generation + 1, operation, ..intent.clone() };
+                if self.store.advance(Some(intent.generation), &again, Some(&event)).await? == Advance::Written {
+                    self.index.set_intent(again);
+                    self.index.set_failure(id, intent.generation, error);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn fail_create(&self, id: SandboxId, generation: u64, error: RuntimeError) -> Result<(), StoreError> {
+        warn!(sandbox = %id, phase = error.phase, error = error.message, "create failed");
+        self.credentials().remove(&id);
+        let Some(intent) = self.index.get(id).and_then(|e| e.intent).filter(|i| i.generation == generation) else {
+            return Ok(());
+        };
+        let Operation::Create(create) = &intent.operation else { return Ok(()) };
+        let at = self.clock.now();
+        let event = self.event("create_failed", &error.to_string());
+        let mut failed = create.as_ref().clone();
+        failed.progress = Progress::Failed { error: error.into(), at };
+        let failed = Intent {
+            generation: generation + 1,
+            operation: Operation::Create(Box::new(failed)),
+            ..intent.as_ref().clone()
+        };
+        if self.store.advance(Some(generation), &failed, Some(&event)).await? == Advance::Written {
+            self.index.set_intent(failed);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn close(&self, id: SandboxId, generation: u64, events: &[EventRecord]) -> Result<(), StoreError> {
+        // A lost race means that a newer intent is in the index already; the next look finds it.
+        if self.store.close(id, generation, events).await? == Advance::Written {
+            self.index.clear_intent(id, generation);
+        }
+        Ok(())
+    }
+
+    pub(super) fn event(&self, kind: &str, message: &str) -> EventRecord {
+        EventRecord { at: self.clock.now(), kind: kind.into(), message: message.into() }
+    }
+}
+
+pub(super) fn record(event: sandglass_sandbox::ports::runtime::BoxEvent) -> EventRecord {
+    EventRecord { at: event.at, kind: event.kind, message: event.message }
+}

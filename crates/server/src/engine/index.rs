@@ -1,0 +1,273 @@
+//! What this process knows: one entry per sandbox, merged from intents and observations. Rebuilt at start, never saved.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use sandglass_sandbox::{
+    SandboxId, Timestamp,
+    lifecycle::{
+        intent::{Intent, Operation, Progress},
+        state::{self, Status},
+    },
+    ports::runtime::{Condition, Observation, RuntimeError},
+    spec::{MutableFacts, Spec},
+};
+use tokio::sync::watch;
+
+/// All that is known about one sandbox.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    pub id: SandboxId,
+    pub intent: Option<Arc<Intent>>,
+    pub observed: Option<Arc<Observation>>,
+    /// How the last operation failed, and which intent generation that was.
+    pub failure: Option<(u64, Arc<RuntimeError>)>,
+}
+
+impl Entry {
+    fn new(id: SandboxId) -> Self {
+        Self { id, intent: None, observed: None, failure: None }
+    }
+
+    /// The public status; `None` when the entry stands for nothing.
+    pub fn status(&self) -> Option<Status> {
+        state::compute(self.intent.as_deref(), self.observed.as_deref())
+    }
+
+    fn create(&self) -> Option<&sandglass_sandbox::lifecycle::intent::Create> {
+        match &self.intent.as_deref()?.operation {
+            Operation::Create(create) => Some(create),
+            _ => None,
+        }
+    }
+
+    /// What was asked for; unknown only for a removal whose box is already gone.
+    pub fn spec(&self) -> Option<&Spec> {
+        self.observed.as_deref().map(|o| &o.spec).or_else(|| self.create().map(|c| &c.spec))
+    }
+
+    /// Expiry and metadata, from whoever owns them now.
+    pub fn facts(&self) -> Option<&MutableFacts> {
+        self.observed.as_deref().map(|o| &o.facts).or_else(|| self.create().map(|c| &c.facts))
+    }
+
+    /// When it was created.
+    pub fn created_at(&self) -> Timestamp {
+        let accepted = self.intent.as_deref().map(|i| i.accepted_at);
+        self.observed.as_deref().map(|o| o.created_at).or(accepted).unwrap_or(Timestamp::clamped(0))
+    }
+
+    /// The argument vector: as observed, else as asked for.
+    pub fn entrypoint(&self) -> Vec<String> {
+        use sandglass_sandbox::spec::Entrypoint;
+        if let Some(observed) = &self.observed {
+            return observed.entrypoint.clone();
+        }
+        match self.create().map(|c| &c.spec.entrypoint) {
+            Some(Entrypoint::Command(argv)) => argv.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The agent's and the route's token.
+    pub fn tokens(&self) -> Option<(&str, &str)> {
+        self.observed
+            .as_deref()
+            .map(|o| (o.agent_token.as_str(), o.route_token.as_str()))
+            .or_else(|| self.create().map(|c| (c.agent_token.as_str(), c.route_token.as_str())))
+    }
+
+    pub(super) fn generation(&self) -> Option<u64> {
+        self.intent.as_deref().map(|i| i.generation)
+    }
+
+    pub(super) fn removing(&self) -> bool {
+        matches!(self.intent.as_deref().map(|i| &i.operation), Some(Operation::Remove { .. }))
+    }
+}
+
+/// Concurrent map of entries with change notification.
+#[derive(Debug)]
+pub struct Index {
+    entries: RwLock<HashMap<SandboxId, Entry>>,
+    changed: watch::Sender<u64>,
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        Self { entries: RwLock::default(), changed: watch::Sender::new(0) }
+    }
+}
+
+/// What an observation told that was not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    /// Nothing, or older than what is known.
+    Stale,
+    Appeared,
+    ConditionChanged,
+    FactsChanged,
+}
+
+impl Index {
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<SandboxId, Entry>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<SandboxId, Entry>> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn touch(&self) {
+        self.changed.send_modify(|v| *v += 1);
+    }
+
+    /// The entry of a sandbox that exists.
+    pub fn get(&self, id: SandboxId) -> Option<Entry> {
+        self.read().get(&id).cloned()
+    }
+
+    /// How many sandboxes there are.
+    pub fn len(&self) -> usize {
+        self.read().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Every entry, newest first, ties broken by id so that pages are stable.
+    pub fn newest_first(&self) -> Vec<Entry> {
+        let mut all: Vec<_> = self.read().values().cloned().collect();
+        all.sort_unstable_by_key(|e| (std::cmp::Reverse(e.created_at()), e.id));
+        all
+    }
+
+    /// How many sandboxes are in each state, for metrics and the readiness page.
+    pub fn census(&self) -> BTreeMap<&'static str, usize> {
+        let mut counts = BTreeMap::new();
+        for entry in self.read().values() {
+            if let Some(status) = entry.status() {
+                *counts.entry(status.state.word()).or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    /// Waits until `answer` finds one, looking again after every change. The caller bounds the time.
+    pub async fn wait_for<T>(&self, id: SandboxId, mut answer: impl FnMut(Option<&Entry>) -> Option<T>) -> T {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            if let Some(found) = answer(self.read().get(&id)) {
+                return found;
+            }
+            if changed.changed().await.is_err() {
+                // The sender lives in `self`; it cannot be gone while we borrow it.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    pub(super) fn observe(&self, observed: Observation) -> News {
+        let mut entries = self.write();
+        let entry = entries.entry(observed.id).or_insert_with(|| Entry::new(observed.id));
+        let news = match &entry.observed {
+            Some(known) if known.revision >= observed.revision => return News::Stale,
+            Some(known) if known.condition != observed.condition => News::ConditionChanged,
+            Some(known) if known.facts != observed.facts => News::FactsChanged,
+            Some(_) => News::Stale,
+            None => News::Appeared,
+        };
+        entry.observed = Some(Arc::new(observed));
+        drop(entries);
+        self.touch();
+        news
+    }
+
+    /// The box is gone. Returns what was last known of it.
+    pub(super) fn vanished(&self, id: SandboxId) -> Option<Arc<Observation>> {
+        let mut entries = self.write();
+        let known = entries.get_mut(&id)?.observed.take();
+        if entries.get(&id).is_some_and(|e| e.intent.is_none()) {
+            entries.remove(&id);
+        }
+        drop(entries);
+        self.touch();
+        known
+    }
+
+    pub(super) fn set_intent(&self, intent: Intent) {
+        let id = intent.sandbox_id;
+        let mut entries = self.write();
+        entries.entry(id).or_insert_with(|| Entry::new(id)).intent = Some(Arc::new(intent));
+        drop(entries);
+        self.touch();
+    }
+
+    /// Shows how far a create has come. Memory only: a restart begins at the first step, which is idempotent.
+    pub(super) fn set_progress(&self, id: SandboxId, generation: u64, progress: Progress) {
+        let mut entries = self.write();
+        if let Some(intent) = entries.get_mut(&id).and_then(|e| e.intent.as_mut())
+            && intent.generation == generation
+            && let Operation::Create(create) = &mut Arc::make_mut(intent).operation
+        {
+            create.progress = progress;
+        }
+        drop(entries);
+        self.touch();
+    }
+
+    pub(super) fn set_failure(&self, id: SandboxId, generation: u64, error: RuntimeError) {
+        if let Some(entry) = self.write().get_mut(&id) {
+            entry.failure = Some((generation, Arc::new(error)));
+        }
+        self.touch();
+    }
+
+    /// The intent is closed; an entry without a box disappears with it.
+    pub(super) fn clear_intent(&self, id: SandboxId, generation: u64) {
+        let mut entries = self.write();
+        if let Some(entry) = entries.get_mut(&id)
+            && entry.generation() == Some(generation)
+        {
+            entry.intent = None;
+            if entry.observed.is_none() {
+                entries.remove(&id);
+            }
+        }
+        drop(entries);
+        self.touch();
+    }
+
+    /// Boxes that exist by our knowledge and were observed before `revision`: what a full list must confirm.
+    pub(super) fn boxes(&self) -> Vec<(SandboxId, u64)> {
+        self.read().values().filter_map(|e| e.observed.as_ref().map(|o| (e.id, o.revision))).collect()
+    }
+
+    /// Sandboxes whose time is over, and the earliest instant at which another one's will be.
+    pub(super) fn expiring(&self, now: Timestamp, retention: std::time::Duration) -> (Vec<SandboxId>, Option<Timestamp>) {
+        let (mut due, mut next) = (Vec::new(), None::<Timestamp>);
+        for entry in self.read().values().filter(|e| !e.removing()) {
+            let failed_at = entry.create().and_then(|c| match &c.progress {
+                Progress::Failed { at, .. } => at.checked_add(retention),
+                _ => None,
+            });
+            let Some(at) = entry.facts().and_then(|f| f.expires_at).or(failed_at) else { continue };
+            if at <= now {
+                due.push(entry.id);
+            } else {
+                next = Some(next.map_or(at, |n| n.min(at)));
+            }
+        }
+        (due, next)
+    }
+}
+
+/// Whether the box of an observation is up, frozen or not.
+pub fn alive(observed: &Observation) -> bool {
+    matches!(observed.condition, Condition::Running | Condition::Paused)
+}

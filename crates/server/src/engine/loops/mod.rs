@@ -1,0 +1,13 @@
+//! The background loops. Each is idempotent, ends when the engine stops, and sleeps until something can have changed.
+//!
+//! | loop | wakes | does |
+//! |---|---|---|
+//! | `observe` | on every runtime event | merges facts into the index, pokes drivers, writes exits into the history |
+//! | `expire` | at the next expiry, at least each second | commits removals |
+//! | `resync` | every 30 s | compares the index with a full list |
+//! | `prune` | every hour | forgets old history and idempotency keys |
+
+pub(super) mod expire;
+pub(super) mod observe;
+pub(super) mod prune;
+pub(super) mod resync;

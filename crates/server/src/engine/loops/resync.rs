@@ -1,0 +1,50 @@
+//! Work for this loop: differences between the index and a full list of the runtime that no event told. Twice at once: harmless. Idle cost: one list
+//! every period.
+
+use std::{collections::HashSet, sync::Arc};
+
+use tracing::{info, warn};
+
+use crate::engine::{Engine, index::News};
+
+pub(in crate::engine) fn spawn(engine: &Arc<Engine>) {
+    let engine_ = engine.clone();
+    engine.tasks.spawn(async move {
+        let stopping = engine_.stopping.clone();
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(engine_.settings.resync_every) => {}
+                () = stopping.cancelled() => return,
+            }
+            run(&engine_).await;
+        }
+    });
+}
+
+async fn run(engine: &Arc<Engine>) {
+    // Only boxes known before the list can be missed by it; one that starts meanwhile is none of our business.
+    let known = engine.index.boxes();
+    let listed = match engine.runtime.list().await {
+        Ok(listed) => listed,
+        Err(error) => {
+            warn!(error = %error, "the runtime cannot be listed");
+            return;
+        }
+    };
+    let present: HashSet<_> = listed.iter().map(|o| o.id).collect();
+    for observed in listed {
+        let id = observed.id;
+        if engine.index.observe(observed) == News::ConditionChanged {
+            info!(sandbox = %id, "a change was found by comparing lists");
+            engine.poke(id);
+        }
+    }
+    for (id, revision) in known {
+        let same = engine.index.get(id).and_then(|e| e.observed).is_some_and(|o| o.revision == revision);
+        if !present.contains(&id) && same {
+            info!(sandbox = %id, "the box is gone");
+            engine.index.vanished(id);
+            engine.poke(id);
+        }
+    }
+}

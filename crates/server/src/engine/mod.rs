@@ -1,0 +1,189 @@
+//! The engine: commits what is wanted, drives the runtime towards it, and answers what is.
+//!
+//! Owns the open intents and the in-memory index. Does not own what exists: that is the runtime's knowledge, merged here with the
+//! intents by the pure functions of `sandglass_sandbox::lifecycle`.
+//!
+//! Invariants: an intent is written before the runtime is touched; one task at a time works on a sandbox ([`driver`]); mutable facts
+//! (expiry, metadata) change only under the sandbox's facts lock, which expiry takes too, so a renewal that was confirmed is never lost.
+
+pub mod commit;
+mod driver;
+pub mod index;
+pub mod loops;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use sandglass_sandbox::{
+    Clock, SandboxId,
+    ports::{Runtime, Store, StoreError, runtime::RuntimeError},
+    spec::Credentials,
+};
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use index::Index;
+
+/// Numbers the engine works by.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How long a create request waits for the box before it is answered `Pending`.
+    pub create_grace: Duration,
+    /// When a create that has not succeeded has failed; covers slow pulls.
+    pub create_deadline: Duration,
+    /// When a pause or resume has failed.
+    pub freeze_deadline: Duration,
+    /// How long a delete request waits before it is answered with an error while the removal goes on.
+    pub delete_patience: Duration,
+    /// Pause between attempts to remove a box.
+    pub remove_retry: Duration,
+    /// How long a box may take to end by itself when it is removed.
+    pub stop_grace: Duration,
+    /// A failed create without expiry is forgotten after this time.
+    pub failed_create_retention: Duration,
+    /// History and idempotency keys older than this are forgotten.
+    pub history_retention: Duration,
+    /// The whole list is compared with the runtime this often.
+    pub resync_every: Duration,
+    /// Boxes being started at the same time; more only wait inside the kernel.
+    pub parallel_starts: usize,
+    /// Sandboxes that may exist at once; 0 means no cap.
+    pub max_sandboxes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            create_grace: Duration::from_secs(2),
+            create_deadline: Duration::from_secs(900),
+            freeze_deadline: Duration::from_secs(30),
+            delete_patience: Duration::from_secs(60),
+            remove_retry: Duration::from_secs(30),
+            stop_grace: Duration::ZERO,
+            failed_create_retention: Duration::from_secs(3600),
+            history_retention: Duration::from_secs(7 * 24 * 3600),
+            resync_every: Duration::from_secs(30),
+            parallel_starts: 6,
+            max_sandboxes: 0,
+        }
+    }
+}
+
+/// See the module documentation. Shared as `Arc<Engine>`.
+pub struct Engine {
+    runtime: Arc<dyn Runtime>,
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    settings: Settings,
+    index: Index,
+    drivers: Mutex<HashMap<SandboxId, Arc<tokio::sync::Notify>>>,
+    /// Registry credentials of creates in flight. Memory only, dropped when the pull is over.
+    credentials: Mutex<HashMap<SandboxId, Credentials>>,
+    facts_locks: [tokio::sync::Mutex<()>; 64],
+    starting: Semaphore,
+    tasks: TaskTracker,
+    stopping: CancellationToken,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("runtime", &self.runtime.name()).finish_non_exhaustive()
+    }
+}
+
+/// Why the engine could not come up.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the runtime cannot list its sandboxes: {0}")]
+    Runtime(#[from] RuntimeError),
+}
+
+impl Engine {
+    /// Builds an engine that knows nothing yet; call [`Engine::recover`] before serving.
+    pub fn new(
+        runtime: Arc<dyn Runtime>,
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        settings: Settings,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            starting: Semaphore::new(settings.parallel_starts.max(1)),
+            runtime,
+            store,
+            clock,
+            settings,
+            index: Index::default(),
+            drivers: Mutex::default(),
+            credentials: Mutex::default(),
+            facts_locks: [const { tokio::sync::Mutex::const_new(()) }; 64],
+            tasks: TaskTracker::new(),
+            stopping: CancellationToken::new(),
+        })
+    }
+
+    /// Learns what exists and what was in flight, starts the loops, and resumes the open intents.
+    ///
+    /// # Errors
+    /// When the store or the runtime cannot be read: serving would mean guessing.
+    pub async fn recover(self: &Arc<Self>) -> Result<(), RecoverError> {
+        // Watch first, so that nothing happens unseen between the list and the watch.
+        loops::observe::spawn(self);
+        for observed in self.runtime.list().await? {
+            self.index.observe(observed);
+        }
+        let intents = self.store.open_intents().await?;
+        let open: Vec<_> = intents.iter().map(|i| i.sandbox_id).collect();
+        for intent in intents {
+            self.index.set_intent(intent);
+        }
+        for id in open {
+            self.poke(id);
+        }
+        loops::expire::spawn(self);
+        loops::resync::spawn(self);
+        loops::prune::spawn(self);
+        Ok(())
+    }
+
+    /// Ends the loops and drivers. Sandboxes and open intents stay as they are.
+    pub async fn stop(&self) {
+        self.stopping.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// What exists, as this process knows it.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// The runtime, for reads that have no state (logs, usage).
+    pub fn runtime(&self) -> &Arc<dyn Runtime> {
+        &self.runtime
+    }
+
+    /// The store, for history.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// The clock everything is judged by.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    fn facts_lock(&self, id: SandboxId) -> &tokio::sync::Mutex<()> {
+        use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(id);
+        &self.facts_locks[usize::try_from(hash % 64).unwrap_or(0)]
+    }
+
+    fn credentials(&self) -> MutexGuard<'_, HashMap<SandboxId, Credentials>> {
+        self.credentials.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
