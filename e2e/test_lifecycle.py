@@ -146,7 +146,7 @@ def test_metadata_is_merged_and_null_deletes(create):
 
 def test_list_filters_by_state_and_metadata_and_pages(create, manager):
     tag = f"t{uuid.uuid4().hex[:8]}"
-    boxes = [create(metadata={"tag": tag, "n": str(n), "odd/key": "v%&= x"[:2]}) for n in range(5)]
+    boxes = [create(metadata={"tag": tag, "n": str(n)}) for n in range(5)]
     boxes[0].pause()
 
     def ids(**keys):
