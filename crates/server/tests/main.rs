@@ -1,0 +1,3 @@
+//! Tests of the server library against fakes: no kernel, no root, no waiting.
+
+mod engine;

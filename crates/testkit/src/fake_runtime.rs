@@ -1,0 +1,274 @@
+//! The runtime port in memory, with delays and faults on command.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    net::Ipv4Addr,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures_util::stream::{self, BoxStream};
+use sandglass_sandbox::{
+    SandboxId, Timestamp,
+    ports::{
+        RuntimeErrorKind,
+        runtime::{
+            BoxEvent, Capabilities, Condition, Exit, ExitCause, Observation, Runtime, RuntimeError, RuntimeEvent,
+            StartPlan, Usage,
+        },
+    },
+    spec::{Credentials, Entrypoint, MutableFacts, Platform},
+};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+/// What is to go wrong with the next call of a method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing is done and an error is answered.
+    Refuse,
+    /// It is done, but the answer is an error: the ambiguous case.
+    DoneButFailed,
+    /// It takes this long, then succeeds.
+    Slow(Duration),
+}
+
+#[derive(Default)]
+struct World {
+    boxes: HashMap<SandboxId, Observation>,
+    faults: HashMap<&'static str, VecDeque<Fault>>,
+    revision: u64,
+    tell: Option<UnboundedSender<RuntimeEvent>>,
+    starts: HashMap<SandboxId, u32>,
+}
+
+/// See the module documentation. Boxes survive an engine, so a test can restart one on it.
+#[derive(Default)]
+pub struct FakeRuntime(Mutex<World>);
+
+impl std::fmt::Debug for FakeRuntime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FakeRuntime").field("boxes", &self.lock().boxes.len()).finish()
+    }
+}
+
+impl FakeRuntime {
+    /// Queues a fault for the next call of `method`.
+    pub fn inject(&self, method: &'static str, fault: Fault) {
+        self.lock().faults.entry(method).or_default().push_back(fault);
+    }
+
+    /// Boxes that exist.
+    pub fn boxes(&self) -> Vec<SandboxId> {
+        self.lock().boxes.keys().copied().collect()
+    }
+
+    /// How often a box of this id was made.
+    pub fn starts(&self, id: SandboxId) -> u32 {
+        self.lock().starts.get(&id).copied().unwrap_or(0)
+    }
+
+    /// The box ends by itself.
+    pub fn exits(&self, id: SandboxId, code: i32, at: Timestamp) {
+        let exit = Exit {
+            code: Some(code),
+            signal: None,
+            cause: ExitCause::Exited,
+            message: format!("exited with code {code}"),
+            at,
+        };
+        let _ = self.change(id, |o| {
+            o.condition = Condition::Exited(exit);
+            o.since = at;
+        });
+    }
+
+    /// The box disappears without a word, as after a reboot.
+    pub fn vanishes(&self, id: SandboxId) {
+        self.lock().boxes.remove(&id);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn fault(&self, method: &'static str) -> Option<Fault> {
+        let fault = self.lock().faults.get_mut(method).and_then(VecDeque::pop_front)?;
+        if let Fault::Slow(time) = fault {
+            tokio::time::sleep(time).await;
+            return None;
+        }
+        Some(fault)
+    }
+
+    fn change(&self, id: SandboxId, change: impl FnOnce(&mut Observation)) -> Result<Observation, RuntimeError> {
+        let mut world = self.lock();
+        world.revision += 1;
+        let revision = world.revision;
+        let Some(observed) = world.boxes.get_mut(&id) else {
+            return Err(RuntimeError::new(RuntimeErrorKind::NotFound, "find", "no such box"));
+        };
+        change(observed);
+        observed.revision = revision;
+        let observed = observed.clone();
+        if let Some(tell) = &world.tell {
+            let _ = tell.send(RuntimeEvent::Observed(Box::new(observed.clone())));
+        }
+        Ok(observed)
+    }
+
+    async fn perform(
+        &self,
+        method: &'static str,
+        id: SandboxId,
+        change: impl FnOnce(&mut Observation) + Send,
+    ) -> Result<Observation, RuntimeError> {
+        match self.fault(method).await {
+            Some(Fault::Refuse) => Err(injected(method)),
+            Some(Fault::DoneButFailed) => {
+                self.change(id, change)?;
+                Err(injected(method))
+            }
+            _ => self.change(id, change),
+        }
+    }
+}
+
+fn injected(method: &str) -> RuntimeError {
+    RuntimeError::new(RuntimeErrorKind::Failed, method, "injected")
+}
+
+#[async_trait]
+impl Runtime for FakeRuntime {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { pause: true, snapshot: false, gpu: false, network_policy: false, host_volumes: true }
+    }
+
+    async fn prepare(
+        &self,
+        _image: &str,
+        _auth: Option<&Credentials>,
+        _platform: Option<&Platform>,
+    ) -> Result<(), RuntimeError> {
+        match self.fault("prepare").await {
+            Some(_) => Err(RuntimeError::new(RuntimeErrorKind::ImagePull, "image", "injected")),
+            None => Ok(()),
+        }
+    }
+
+    async fn start(&self, id: SandboxId, plan: &StartPlan) -> Result<Observation, RuntimeError> {
+        let fault = self.fault("start").await;
+        if fault == Some(Fault::Refuse) {
+            return Err(injected("start"));
+        }
+        {
+            let mut world = self.lock();
+            if !world.boxes.contains_key(&id) {
+                *world.starts.entry(id).or_default() += 1;
+                let entrypoint = match &plan.spec.entrypoint {
+                    Entrypoint::Command(argv) => argv.clone(),
+                    _ => Vec::new(),
+                };
+                let observed = Observation {
+                    id,
+                    revision: 0,
+                    spec: plan.spec.clone(),
+                    entrypoint,
+                    facts: plan.facts.clone(),
+                    condition: Condition::Running,
+                    created_at: plan.created_at,
+                    started_at: Some(plan.created_at),
+                    since: plan.created_at,
+                    address: Some(Ipv4Addr::LOCALHOST),
+                    agent_port: 44772,
+                    agent_token: plan.agent_token.clone(),
+                    route_token: plan.route_token.clone(),
+                };
+                world.boxes.insert(id, observed);
+            }
+        }
+        if fault == Some(Fault::DoneButFailed) {
+            // A runtime that answers an error leaves nothing, by contract.
+            self.lock().boxes.remove(&id);
+            return Err(injected("start"));
+        }
+        self.change(id, |_| {})
+    }
+
+    async fn pause(&self, id: SandboxId) -> Result<Observation, RuntimeError> {
+        self.perform("pause", id, |o| {
+            if o.condition == Condition::Running {
+                o.condition = Condition::Paused;
+            }
+        })
+        .await
+    }
+
+    async fn resume(&self, id: SandboxId) -> Result<Observation, RuntimeError> {
+        self.perform("resume", id, |o| {
+            if o.condition == Condition::Paused {
+                o.condition = Condition::Running;
+            }
+        })
+        .await
+    }
+
+    async fn remove(&self, id: SandboxId, _grace: Duration) -> Result<(), RuntimeError> {
+        match self.fault("remove").await {
+            Some(Fault::Refuse) => return Err(injected("remove")),
+            Some(_) => {
+                self.lock().boxes.remove(&id);
+                return Err(injected("remove"));
+            }
+            None => {}
+        }
+        let mut world = self.lock();
+        if world.boxes.remove(&id).is_some()
+            && let Some(tell) = &world.tell
+        {
+            let _ = tell.send(RuntimeEvent::Removed(id));
+        }
+        Ok(())
+    }
+
+    async fn update_facts(&self, id: SandboxId, facts: &MutableFacts) -> Result<Observation, RuntimeError> {
+        self.perform("update_facts", id, |o| o.facts = facts.clone()).await
+    }
+
+    async fn inspect(&self, id: SandboxId) -> Result<Option<Observation>, RuntimeError> {
+        Ok(self.lock().boxes.get(&id).cloned())
+    }
+
+    async fn list(&self) -> Result<Vec<Observation>, RuntimeError> {
+        if self.fault("list").await.is_some() {
+            return Err(injected("list"));
+        }
+        Ok(self.lock().boxes.values().cloned().collect())
+    }
+
+    fn watch(&self) -> BoxStream<'static, RuntimeEvent> {
+        let (tell, told) = unbounded_channel();
+        self.lock().tell = Some(tell);
+        Box::pin(stream::unfold(told, |mut told| async move { told.recv().await.map(|event| (event, told)) }))
+    }
+
+    async fn logs(&self, _id: SandboxId, _lines: usize) -> Result<Vec<String>, RuntimeError> {
+        Ok(Vec::new())
+    }
+
+    async fn events(&self, _id: SandboxId) -> Result<Vec<BoxEvent>, RuntimeError> {
+        Ok(Vec::new())
+    }
+
+    async fn usage(&self, _id: SandboxId) -> Result<Usage, RuntimeError> {
+        Ok(Usage::default())
+    }
+
+    async fn describe(&self, _id: SandboxId) -> Result<BTreeMap<String, String>, RuntimeError> {
+        Ok(BTreeMap::new())
+    }
+}
