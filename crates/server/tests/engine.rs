@@ -29,7 +29,11 @@ impl Stack {
         Self { runtime, store, clock, engine }
     }
 
-    async fn start(runtime: &Arc<FakeRuntime>, store: &Arc<MemoryStore>, clock: &Arc<ManualClock>) -> Arc<Engine> {
+    async fn start(
+        runtime: &Arc<FakeRuntime>,
+        store: &Arc<MemoryStore>,
+        clock: &Arc<ManualClock>,
+    ) -> Arc<Engine> {
         let engine = Engine::new(runtime.clone(), store.clone(), clock.clone(), Settings::default());
         engine.recover().await.unwrap();
         engine
@@ -248,7 +252,10 @@ async fn an_exit_shows_and_a_paused_or_exited_box_cannot_be_resumed_wrongly() {
 #[tokio::test(start_paused = true)]
 async fn an_idempotency_key_gives_the_same_sandbox_or_a_conflict() {
     let stack = Stack::new().await;
-    let with = |fingerprint: &str| NewSandbox { key: Some(("k".into(), fingerprint.into())), ..stack.new_sandbox(None) };
+    let with = |fingerprint: &str| NewSandbox {
+        key: Some(("k".into(), fingerprint.into())),
+        ..stack.new_sandbox(None)
+    };
     let now = stack.clock.now();
     let (a, b) = tokio::join!(stack.engine.create(with("x"), now), stack.engine.create(with("x"), now));
     assert_eq!(a.unwrap().id, b.unwrap().id);

@@ -14,8 +14,8 @@ use sandglass_sandbox::{
     ports::{
         RuntimeErrorKind,
         runtime::{
-            BoxEvent, Capabilities, Condition, Exit, ExitCause, Observation, Runtime, RuntimeError, RuntimeEvent,
-            StartPlan, Usage,
+            BoxEvent, Capabilities, Condition, Exit, ExitCause, Observation, Runtime, RuntimeError,
+            RuntimeEvent, StartPlan, Usage,
         },
     },
     spec::{Credentials, Entrypoint, MutableFacts, Platform},
@@ -101,7 +101,11 @@ impl FakeRuntime {
         Some(fault)
     }
 
-    fn change(&self, id: SandboxId, change: impl FnOnce(&mut Observation)) -> Result<Observation, RuntimeError> {
+    fn change(
+        &self,
+        id: SandboxId,
+        change: impl FnOnce(&mut Observation),
+    ) -> Result<Observation, RuntimeError> {
         let mut world = self.lock();
         world.revision += 1;
         let revision = world.revision;

@@ -86,7 +86,12 @@ impl Store for MemoryStore {
         Ok(Advance::Written)
     }
 
-    async fn close(&self, id: SandboxId, expected: u64, events: &[EventRecord]) -> Result<Advance, StoreError> {
+    async fn close(
+        &self,
+        id: SandboxId,
+        expected: u64,
+        events: &[EventRecord],
+    ) -> Result<Advance, StoreError> {
         let mut tables = self.write()?;
         if tables.intents.get(&id).map(|i| i.generation) != Some(expected) {
             return Ok(Advance::Lost);

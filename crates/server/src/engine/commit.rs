@@ -201,7 +201,7 @@ impl Engine {
             }
             let intent = Intent {
                 sandbox_id: entry.id,
-                generation: entry.generation().unwrap_or(0) + 1,
+                generation: entry.next_generation(),
                 operation: operation.clone(),
                 accepted_at: self.clock.now(),
                 deadline: self.in_future(self.settings.freeze_deadline),
@@ -243,7 +243,9 @@ impl Engine {
     /// Removes the sandbox and returns when nothing of it is left. Joins a removal in flight.
     pub async fn delete(self: &Arc<Self>, id: &str) -> Result<(), EngineError> {
         let entry = self.find(id)?;
-        let Some(generation) = self.want_removed(entry.id, RemoveReason::UserDelete).await? else { return Ok(()) };
+        let Some(generation) = self.want_removed(entry.id, RemoveReason::UserDelete).await? else {
+            return Ok(());
+        };
         let gone = self.index.wait_for(entry.id, |entry| match entry {
             None => Some(Ok(())),
             Some(e) => match &e.failure {
@@ -254,7 +256,11 @@ impl Engine {
             },
         });
         tokio::time::timeout(self.settings.delete_patience, gone).await.unwrap_or_else(|_| {
-            let error = RuntimeError::new(RuntimeErrorKind::Unavailable, "remove", "it takes longer than expected and goes on");
+            let error = RuntimeError::new(
+                RuntimeErrorKind::Unavailable,
+                "remove",
+                "it takes longer than expected and goes on",
+            );
             Err(EngineError::OperationFailed { operation: "remove", error: Arc::new(error) })
         })
     }
@@ -268,13 +274,16 @@ impl Engine {
     ) -> Result<Option<u64>, EngineError> {
         for _ in 0..ATTEMPTS {
             let Some(entry) = self.index.get(id) else { return Ok(None) };
-            if let Some(Intent { operation: Operation::Remove { not_before: None, .. }, generation, .. }) = entry.intent.as_deref() {
+            if let Some(Intent {
+                operation: Operation::Remove { not_before: None, .. }, generation, ..
+            }) = entry.intent.as_deref()
+            {
                 return Ok(Some(*generation));
             }
             let now = self.clock.now();
             let intent = Intent {
                 sandbox_id: id,
-                generation: entry.generation().unwrap_or(0) + 1,
+                generation: entry.next_generation(),
                 operation: Operation::Remove { reason, not_before: None, last_error: None },
                 accepted_at: now,
                 // A removal never gives up; the deadline only dates the attempt.

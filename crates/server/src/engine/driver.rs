@@ -111,11 +111,19 @@ impl Engine {
                 let events = match (outcome, operation) {
                     (Outcome::Done, Operation::Create(_)) => vec![self.event("running", "the sandbox is up")],
                     (Outcome::Done, _) => Vec::new(),
-                    (Outcome::Overtaken, _) => vec![self.event("overtaken", "the box ended before the operation took effect")],
-                    (Outcome::TimedOut, _) => vec![self.event("timed_out", "the operation did not take effect in time")],
+                    (Outcome::Overtaken, _) => {
+                        vec![self.event("overtaken", "the box ended before the operation took effect")]
+                    }
+                    (Outcome::TimedOut, _) => {
+                        vec![self.event("timed_out", "the operation did not take effect in time")]
+                    }
                 };
                 if outcome != Outcome::Done {
-                    let error = RuntimeError::new(RuntimeErrorKind::Failed, "freeze", "the operation did not take effect");
+                    let error = RuntimeError::new(
+                        RuntimeErrorKind::Failed,
+                        "freeze",
+                        "the operation did not take effect",
+                    );
                     self.index.set_failure(id, intent.generation, error);
                 }
                 self.close(id, intent.generation, &events).await
@@ -219,7 +227,8 @@ impl Engine {
 
     async fn remove(&self, id: SandboxId, intent: &Intent, reason: &str) -> Result<(), StoreError> {
         // What the box knows of its own past goes into the history before the box goes.
-        let mut events: Vec<EventRecord> = self.runtime.events(id).await.unwrap_or_default().into_iter().map(record).collect();
+        let mut events: Vec<EventRecord> =
+            self.runtime.events(id).await.unwrap_or_default().into_iter().map(record).collect();
         match self.runtime.remove(id, self.settings.stop_grace).await {
             Ok(()) => {
                 info!(sandbox = %id, reason, "removed");
@@ -234,7 +243,9 @@ impl Engine {
                 let event = self.event("remove_failed", &error.to_string());
                 let operation = Operation::Remove { reason, not_before, last_error: Some(error.to_string()) };
                 let again = Intent { generation: intent.generation + 1, operation, ..intent.clone() };
-                if self.store.advance(Some(intent.generation), &again, Some(&event)).await? == Advance::Written {
+                if self.store.advance(Some(intent.generation), &again, Some(&event)).await?
+                    == Advance::Written
+                {
                     self.index.set_intent(again);
                     self.index.set_failure(id, intent.generation, error);
                 }
@@ -243,10 +254,16 @@ impl Engine {
         }
     }
 
-    async fn fail_create(&self, id: SandboxId, generation: u64, error: RuntimeError) -> Result<(), StoreError> {
+    async fn fail_create(
+        &self,
+        id: SandboxId,
+        generation: u64,
+        error: RuntimeError,
+    ) -> Result<(), StoreError> {
         warn!(sandbox = %id, phase = error.phase, error = error.message, "create failed");
         self.credentials().remove(&id);
-        let Some(intent) = self.index.get(id).and_then(|e| e.intent).filter(|i| i.generation == generation) else {
+        let Some(intent) = self.index.get(id).and_then(|e| e.intent).filter(|i| i.generation == generation)
+        else {
             return Ok(());
         };
         let Operation::Create(create) = &intent.operation else { return Ok(()) };
@@ -265,7 +282,12 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) async fn close(&self, id: SandboxId, generation: u64, events: &[EventRecord]) -> Result<(), StoreError> {
+    pub(super) async fn close(
+        &self,
+        id: SandboxId,
+        generation: u64,
+        events: &[EventRecord],
+    ) -> Result<(), StoreError> {
         // A lost race means that a newer intent is in the index already; the next look finds it.
         if self.store.close(id, generation, events).await? == Advance::Written {
             self.index.clear_intent(id, generation);

@@ -24,11 +24,13 @@ pub struct Entry {
     pub observed: Option<Arc<Observation>>,
     /// How the last operation failed, and which intent generation that was.
     pub failure: Option<(u64, Arc<RuntimeError>)>,
+    /// The highest generation this process has seen, so that no two intents of it share one.
+    last_generation: u64,
 }
 
 impl Entry {
     fn new(id: SandboxId) -> Self {
-        Self { id, intent: None, observed: None, failure: None }
+        Self { id, intent: None, observed: None, failure: None, last_generation: 0 }
     }
 
     /// The public status; `None` when the entry stands for nothing.
@@ -81,6 +83,11 @@ impl Entry {
 
     pub(super) fn generation(&self) -> Option<u64> {
         self.intent.as_deref().map(|i| i.generation)
+    }
+
+    /// The generation of the next intent.
+    pub(super) fn next_generation(&self) -> u64 {
+        self.last_generation + 1
     }
 
     pub(super) fn removing(&self) -> bool {
@@ -203,7 +210,9 @@ impl Index {
     pub(super) fn set_intent(&self, intent: Intent) {
         let id = intent.sandbox_id;
         let mut entries = self.write();
-        entries.entry(id).or_insert_with(|| Entry::new(id)).intent = Some(Arc::new(intent));
+        let entry = entries.entry(id).or_insert_with(|| Entry::new(id));
+        entry.last_generation = entry.last_generation.max(intent.generation);
+        entry.intent = Some(Arc::new(intent));
         drop(entries);
         self.touch();
     }
@@ -249,7 +258,11 @@ impl Index {
     }
 
     /// Sandboxes whose time is over, and the earliest instant at which another one's will be.
-    pub(super) fn expiring(&self, now: Timestamp, retention: std::time::Duration) -> (Vec<SandboxId>, Option<Timestamp>) {
+    pub(super) fn expiring(
+        &self,
+        now: Timestamp,
+        retention: std::time::Duration,
+    ) -> (Vec<SandboxId>, Option<Timestamp>) {
         let (mut due, mut next) = (Vec::new(), None::<Timestamp>);
         for entry in self.read().values().filter(|e| !e.removing()) {
             let failed_at = entry.create().and_then(|c| match &c.progress {

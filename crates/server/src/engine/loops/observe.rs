@@ -51,7 +51,9 @@ async fn take(engine: &Arc<Engine>, event: RuntimeEvent) {
                 engine.poke(id);
             }
         }
-        RuntimeEvent::Happened(id, event) => info!(sandbox = %id, kind = event.kind, message = event.message, "box event"),
+        RuntimeEvent::Happened(id, event) => {
+            info!(sandbox = %id, kind = event.kind, message = event.message, "box event")
+        }
     }
 }
 
