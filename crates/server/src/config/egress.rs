@@ -1,10 +1,12 @@
 //! `[egress]`: the sidecar that enforces network policies.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::choice::choice;
+use super::kinds::{Flag, Maybe, SecretText, Span, Text, Words};
+use super::reader::Section;
+use super::rules;
 use super::values::{Quantity, Secret};
 
 choice! {
@@ -43,6 +45,79 @@ impl Default for EgressConfig {
 pub struct UpstreamProxyConfig {
     pub url: String,
     pub authorization: Option<Secret>,
-    pub ca_cert_path: Option<PathBuf>,
+    /// A path on the engine's host, which may be another machine.
+    pub ca_cert_path: Option<String>,
     pub ca_secret_name: Option<String>,
+}
+
+impl EgressConfig {
+    pub(super) fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.key(
+            "image",
+            Maybe(Text::any()),
+            &mut self.image,
+            "Sidecar image; needed once a request has a network policy.",
+        );
+        section.key("mode", Words::new(), &mut self.mode, "How policies are enforced.");
+        section.key(
+            "disable_ipv6",
+            Flag,
+            &mut self.disable_ipv6,
+            "Whether sandboxes with a policy have no IPv6.",
+        );
+        section.key(
+            "otlp_endpoint",
+            Maybe(Text::that("an http(s) URL with a host", rules::is_http_url)),
+            &mut self.otlp_endpoint,
+            "Where the sidecar sends its metrics.",
+        );
+        section.key(
+            "readiness_timeout_seconds",
+            Span::positive_seconds(),
+            &mut self.readiness_timeout,
+            "How long a sidecar may take to be ready (Docker).",
+        );
+        section.key("requests", rules::resources(), &mut self.requests, "Resources the sidecar is promised.");
+        section.key("limits", rules::resources(), &mut self.limits, "Resources the sidecar cannot exceed.");
+        section.optional_table(
+            "upstream_proxy",
+            "A proxy between the sidecar and the world. Needs `egress.mode = \"dns+nft\"`.",
+            &mut self.upstream_proxy,
+            UpstreamProxyConfig::default(),
+            UpstreamProxyConfig::keys,
+        );
+    }
+}
+
+impl UpstreamProxyConfig {
+    fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.required(
+            "url",
+            Text::that("`http(s)://host[:port]` and nothing else", rules::is_bare_proxy_url)
+                .rewritten(|url| url.trim().to_owned()),
+            &mut self.url,
+            "The proxy.",
+        );
+        section.key(
+            "authorization",
+            Maybe(SecretText::line()),
+            &mut self.authorization,
+            "Whole value of the `Proxy-Authorization` header.",
+        );
+        section.key(
+            "ca_cert_path",
+            Maybe(
+                Text::that("an absolute path without `:`", rules::is_remote_absolute_path)
+                    .rewritten(|path| path.trim().to_owned()),
+            ),
+            &mut self.ca_cert_path,
+            "Further authorities to trust, on the engine's host (Docker).",
+        );
+        section.key(
+            "ca_secret_name",
+            Maybe(Text::that("a DNS-1123 subdomain", rules::is_subdomain)),
+            &mut self.ca_secret_name,
+            "Secret with further authorities to trust (Kubernetes).",
+        );
+    }
 }

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::choice::choice;
+use super::kinds::{Cap, FilePath, Int, ListOf, Span, Text, Words};
+use super::reader::Section;
+use super::rules;
 use super::values::SubnetChoice;
 
 choice! {
@@ -60,5 +63,63 @@ impl Default for EmbeddedConfig {
             insecure_registries: Vec::new(),
             max_sandboxes: None,
         }
+    }
+}
+
+impl EmbeddedConfig {
+    pub(super) fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.key(
+            "state_dir",
+            FilePath::absolute(),
+            &mut self.state_dir,
+            "Directory of everything the embedded runtime keeps: sandboxes, images, and the database unless \
+             `store.path` says otherwise.",
+        );
+        section.key(
+            "host_image",
+            Words::new(),
+            &mut self.host_image,
+            "When the image `host`, a writable view of this machine's own system directories, may be used: only while \
+             `server.host` is a loopback address, always, or never.",
+        );
+        section.key(
+            "subnet",
+            rules::subnet(),
+            &mut self.subnet,
+            "Addresses of the sandboxes. `auto` picks a free network at the first start and keeps it.",
+        );
+        section.key(
+            "endpoints",
+            Words::new(),
+            &mut self.endpoints,
+            "What endpoint answers point at: a path of this server, or the sandbox's own address for clients on the same \
+             machine.",
+        );
+        section.key(
+            "dns",
+            ListOf(rules::ip_address()),
+            &mut self.dns,
+            "Resolvers of the sandboxes. Empty takes the host's.",
+        );
+        section.key("pids_limit", Int::at_least(1), &mut self.pids_limit, "Most processes in a sandbox.");
+        section.key(
+            "create_grace_ms",
+            Span::milliseconds(0),
+            &mut self.create_grace,
+            "How long a create request waits for the sandbox to run before it answers `Pending`.",
+        );
+        section.key(
+            "expiry_grace_seconds",
+            Span::seconds(0),
+            &mut self.expiry_grace,
+            "How long after its expiry a sandbox removes itself when no server did.",
+        );
+        section.key(
+            "insecure_registries",
+            ListOf(Text::that("`host` or `host:port`", rules::is_host_port)),
+            &mut self.insecure_registries,
+            "Registries spoken to without TLS.",
+        );
+        section.key("max_sandboxes", Cap, &mut self.max_sandboxes, "Most sandboxes at once.");
     }
 }

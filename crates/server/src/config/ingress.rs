@@ -1,6 +1,9 @@
 //! `[ingress]`: how sandboxes are reached from outside.
 
 use super::choice::choice;
+use super::kinds::{SecureKeys, Text, Words};
+use super::reader::Section;
+use super::rules;
 use super::values::Secret;
 
 choice! {
@@ -49,5 +52,67 @@ pub struct SecureAccessKey {
 impl std::fmt::Debug for SecureAccessKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SecureAccessKey").field("id", &self.id).field("key", &Secret::default()).finish()
+    }
+}
+
+impl IngressConfig {
+    pub(super) fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.key(
+            "mode",
+            Words::new(),
+            &mut self.mode,
+            "Whether clients come directly or through a gateway.",
+        );
+        section.optional_table(
+            "gateway",
+            "The gateway; given exactly when `ingress.mode` is `gateway`.",
+            &mut self.gateway,
+            GatewayConfig { address: String::new(), route: RouteMode::Wildcard },
+            GatewayConfig::keys,
+        );
+        section.optional_table(
+            "secure_access",
+            "Signing of endpoint addresses. Needs `ingress.mode = \"gateway\"`. From the environment it is taken as a \
+             whole or not at all.",
+            &mut self.secure_access,
+            SecureAccessConfig { active_key: '0', keys: Vec::new() },
+            SecureAccessConfig::keys,
+        );
+    }
+}
+
+impl GatewayConfig {
+    fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.required(
+            "address",
+            Text::non_empty().rewritten(|address| address.trim().to_owned()),
+            &mut self.address,
+            "Host and optional port, without a scheme; `*.domain` for the route mode `wildcard`.",
+        );
+        section.table(
+            "route",
+            "How the gateway tells sandboxes apart.",
+            &mut self.route,
+            |route, section| {
+                section.required("mode", Words::new(), route, "By host name, by header or by path.");
+            },
+        );
+    }
+}
+
+impl SecureAccessConfig {
+    fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.required(
+            "active_key",
+            rules::key_letter(),
+            &mut self.active_key,
+            "Id of the key that signs.",
+        );
+        section.required(
+            "keys",
+            SecureKeys,
+            &mut self.keys,
+            "Keys that are accepted. In the environment `id=base64,id=base64`.",
+        );
     }
 }

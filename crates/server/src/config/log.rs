@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use super::choice::{Choice, choice};
+use super::kinds::{FilePath, Flag, Int, Size, Words};
+use super::reader::Section;
 use super::values::ByteSize;
 
 choice! {
@@ -62,5 +64,37 @@ impl Default for LogConfig {
             file_max: ByteSize::from_bytes(104_857_600),
             file_backup_count: 5,
         }
+    }
+}
+
+impl LogConfig {
+    pub(super) fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.key("level", Words::new(), &mut self.level, "Least severe record to write, in any case.");
+        section.key("format", Words::new(), &mut self.format, "Lines for people or one JSON object a line.");
+        section.key(
+            "file_enabled",
+            Flag,
+            &mut self.file_enabled,
+            "Write to the files below instead of standard error.",
+        );
+        section.key("file_path", FilePath::any(), &mut self.file_path, "The log file.");
+        section.key(
+            "access_file_path",
+            FilePath::any(),
+            &mut self.access_file_path,
+            "The file for one record a request.",
+        );
+        section.key(
+            "file_max_bytes",
+            Size { min: 1 },
+            &mut self.file_max,
+            "Size at which a file is rotated.",
+        );
+        section.key(
+            "file_backup_count",
+            Int::at_least(0),
+            &mut self.file_backup_count,
+            "Rotated files to keep; with 0 a full file is emptied.",
+        );
     }
 }

@@ -6,19 +6,30 @@
 //! would be invisible to the operator.
 
 mod agent_sandbox;
+pub mod check;
 mod choice;
 mod docker;
+mod document;
 mod egress;
 mod embedded;
+mod environment;
+pub mod guard;
 mod ingress;
+mod kinds;
 mod kubernetes;
+mod load;
 mod log;
 mod otel;
+mod problem;
 mod proxy;
+mod reader;
+pub mod reference;
 mod renew_intent;
+mod rules;
 mod runtime;
 mod secure_runtime;
 mod server;
+pub mod show;
 mod storage;
 mod store;
 mod tenants;
@@ -29,13 +40,17 @@ pub use choice::Choice;
 pub use docker::DockerConfig;
 pub use egress::{EgressConfig, EgressMode, UpstreamProxyConfig};
 pub use embedded::{EmbeddedConfig, EndpointStyle, HostImage};
+pub use environment::{Environment, ProcessEnvironment};
 pub use ingress::{
     GatewayConfig, IngressConfig, IngressMode, RouteMode, SecureAccessConfig, SecureAccessKey,
 };
 pub use kubernetes::{ContainerResources, KubernetesConfig, RateLimit, WorkloadProvider};
+pub use load::{LoadOptions, Loaded, PATH_VARIABLE, load, read};
 pub use log::{LogConfig, LogFormat, LogLevel};
 pub use otel::OtelConfig;
+pub use problem::{ConfigErrors, Origin, Problem, Warning};
 pub use proxy::ProxyConfig;
+pub use reader::Entry;
 pub use renew_intent::{RedisConfig, RenewIntentConfig};
 pub use runtime::{RuntimeConfig, RuntimeKind};
 pub use secure_runtime::{SecureRuntimeConfig, SecureRuntimeKind};
@@ -44,6 +59,8 @@ pub use storage::StorageConfig;
 pub use store::{PostgresConfig, StoreConfig, StoreKind};
 pub use tenants::{TenantProvider, TenantsConfig};
 pub use values::{ByteSize, Ipv4Subnet, Quantity, Secret, SubnetChoice};
+
+use reader::Reader;
 
 /// Everything an operator can set, one field a section.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -68,6 +85,76 @@ pub struct Config {
 }
 
 impl Config {
+    /// Declares every section; what is not declared here does not exist.
+    fn keys(&mut self, reader: &mut Reader<'_>) {
+        reader.section(
+            "server",
+            "Where the API listens and what protects it.",
+            &mut self.server,
+            ServerConfig::keys,
+        );
+        reader.section(
+            "log",
+            "What is logged, in which shape, and where to.",
+            &mut self.log,
+            LogConfig::keys,
+        );
+        reader.section(
+            "runtime",
+            "Which backend runs the sandboxes.",
+            &mut self.runtime,
+            RuntimeConfig::keys,
+        );
+        reader.section(
+            "embedded",
+            "Sandglass's own runtime: sandboxes straight from the kernel, no daemon.",
+            &mut self.embedded,
+            EmbeddedConfig::keys,
+        );
+        reader.section("storage", "What requests may mount.", &mut self.storage, StorageConfig::keys);
+        reader.section("store", "The server's own database.", &mut self.store, StoreConfig::keys);
+        reader.section(
+            "proxy",
+            "How the server reaches sandboxes for clients.",
+            &mut self.proxy,
+            ProxyConfig::keys,
+        );
+        reader.section(
+            "ingress",
+            "How sandboxes are reached from outside.",
+            &mut self.ingress,
+            IngressConfig::keys,
+        );
+        reader.section("egress", "What sandboxes may reach.", &mut self.egress, EgressConfig::keys);
+        reader.section(
+            "renew_intent",
+            "Sandboxes that live on while they are used.",
+            &mut self.renew_intent,
+            RenewIntentConfig::keys,
+        );
+        reader.section("otel", "Export of metrics.", &mut self.otel, OtelConfig::keys);
+        reader.section("docker", "The Docker Engine backend.", &mut self.docker, DockerConfig::keys);
+        reader.section(
+            "secure_runtime",
+            "A stronger isolation boundary (docker and kubernetes).",
+            &mut self.secure_runtime,
+            SecureRuntimeConfig::keys,
+        );
+        reader.section("kubernetes", "The Kubernetes backend.", &mut self.kubernetes, KubernetesConfig::keys);
+        reader.section(
+            "agent_sandbox",
+            "The workload provider `agent-sandbox` on Kubernetes.",
+            &mut self.agent_sandbox,
+            AgentSandboxConfig::keys,
+        );
+        reader.optional(
+            "tenants",
+            "Its presence makes the server multi-tenant (kubernetes only) and replaces `server.api_key`.",
+            &mut self.tenants,
+            TenantsConfig::keys,
+        );
+    }
+
     /// Whether the image named `host` (the machine's own file system, read-only below) is offered to clients.
     #[must_use]
     pub fn offers_host_image(&self) -> bool {

@@ -1,5 +1,7 @@
 //! `[otel]`: metrics export.
 
+use super::kinds::{Flag, Maybe, Span, Text};
+use super::reader::Section;
 use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -18,5 +20,24 @@ impl Default for OtelConfig {
             service_name: "opensandbox-server".to_owned(),
             export_interval: Duration::from_millis(60_000),
         }
+    }
+}
+
+impl OtelConfig {
+    pub(super) fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.key("enabled", Flag, &mut self.enabled, "Whether metrics are exported over OTLP/HTTP.");
+        section.key(
+            "endpoint",
+            Maybe(Text::any()),
+            &mut self.endpoint,
+            "Whole metrics URL; unset takes the standard `OTEL_EXPORTER_OTLP_*` variables.",
+        );
+        section.key("service_name", Text::any(), &mut self.service_name, "The resource's `service.name`.");
+        section.key(
+            "export_interval_millis",
+            Span::milliseconds(1000),
+            &mut self.export_interval,
+            "Time between two exports.",
+        );
     }
 }

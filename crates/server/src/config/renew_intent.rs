@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::kinds::{Flag, Int, Maybe, SecretText, Span, Text};
+use super::reader::Section;
 use super::values::Secret;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -34,5 +36,32 @@ impl Default for RedisConfig {
             queue_key: "opensandbox:renew:intent".to_owned(),
             consumer_concurrency: 8,
         }
+    }
+}
+
+impl RenewIntentConfig {
+    pub(super) fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.key("enabled", Flag, &mut self.enabled, "Whether use of a sandbox extends its life at all.");
+        section.key(
+            "min_interval_seconds",
+            Span::seconds(1),
+            &mut self.min_interval,
+            "Least time between two extensions of one sandbox.",
+        );
+        section.table("redis", "Messages of an ingress elsewhere.", &mut self.redis, RedisConfig::keys);
+    }
+}
+
+impl RedisConfig {
+    fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.key("enabled", Flag, &mut self.enabled, "Whether messages are consumed.");
+        section.key("dsn", Maybe(SecretText::any()), &mut self.dsn, "Redis address; required when enabled.");
+        section.key("queue_key", Text::non_empty(), &mut self.queue_key, "Name of the list.");
+        section.key(
+            "consumer_concurrency",
+            Int::at_least(1),
+            &mut self.consumer_concurrency,
+            "Messages handled at once.",
+        );
     }
 }

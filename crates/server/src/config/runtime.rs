@@ -1,6 +1,8 @@
 //! `[runtime]`: which backend runs the sandboxes.
 
 use super::choice::choice;
+use super::kinds::{Flag, Maybe, Text, Words};
+use super::reader::Section;
 
 choice! {
     RuntimeKind {
@@ -22,5 +24,23 @@ pub struct RuntimeConfig {
 impl Default for RuntimeConfig {
     fn default() -> Self {
         Self { kind: RuntimeKind::Embedded, execd_image: None, execd_run_as_init: false }
+    }
+}
+
+impl RuntimeConfig {
+    pub(super) fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.key("type", Words::new(), &mut self.kind, "The backend that runs the sandboxes.");
+        section.key(
+            "execd_image",
+            Maybe(Text::any()),
+            &mut self.execd_image,
+            "Image that holds the agent. Required for docker and kubernetes; embedded brings its own agent.",
+        );
+        section.key(
+            "execd_run_as_init",
+            Flag,
+            &mut self.execd_run_as_init,
+            "Whether the agent is PID 1 of the container. With the embedded runtime it always is.",
+        );
     }
 }

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::choice::choice;
+use super::kinds::{Cap, Flag, Int, Maybe, SecretText, Span, Text, Words};
+use super::reader::Section;
 use super::values::Secret;
 
 choice! {
@@ -64,5 +66,78 @@ impl ServerConfig {
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
         host.eq_ignore_ascii_case("localhost")
             || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+    }
+}
+
+impl ServerConfig {
+    pub(super) fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.key(
+            "host",
+            Text::non_empty(),
+            &mut self.host,
+            "Address to listen on. Anything but a loopback address hides the image `host` (see `embedded.host_image`).",
+        );
+        section.key("port", Int::within(1..=65_535), &mut self.port, "Port to listen on.");
+        section.key(
+            "api_key",
+            Maybe(SecretText::any()),
+            &mut self.api_key,
+            "The API key. Unset or blank switches authentication off, which the server only does after being told twice.",
+        );
+        section.key(
+            "eip",
+            Maybe(Text::any()),
+            &mut self.eip,
+            "Public host for endpoint answers; for proxy addresses the whole base, with scheme and path if need be.",
+        );
+        section.key(
+            "max_sandbox_timeout_seconds",
+            Maybe(Span::seconds(60)),
+            &mut self.max_sandbox_timeout,
+            "Longest `timeout` a create request may ask for. Renewals are not bound by it.",
+        );
+        section.key(
+            "timeout_keep_alive",
+            Span::seconds(1),
+            &mut self.keep_alive,
+            "Seconds an idle connection is kept open.",
+        );
+        section.key(
+            "limit_concurrency",
+            Cap,
+            &mut self.limit_concurrency,
+            "Most requests at once; above it the answer is 503.",
+        );
+        section.key(
+            "timeout_graceful_shutdown",
+            Span::seconds(1),
+            &mut self.graceful_shutdown,
+            "Seconds that running requests get to finish when the server stops.",
+        );
+        section.key(
+            "backlog",
+            Int::at_least(1),
+            &mut self.backlog,
+            "Length of the queue of connections not yet accepted.",
+        );
+        section.key(
+            "thread_pool_size",
+            Int::at_least(1),
+            &mut self.thread_pool_size,
+            "Most threads for blocking work.",
+        );
+        section.key("loop", Words::new(), &mut self.event_loop, "Accepted for compatibility; has no effect.");
+        section.key(
+            "http",
+            Words::new(),
+            &mut self.http_parser,
+            "Accepted for compatibility; has no effect.",
+        );
+        section.key(
+            "open_proxy",
+            Flag,
+            &mut self.open_proxy,
+            "Whether proxy routes work without any key, as in the OpenSandbox server.",
+        );
     }
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::choice::choice;
+use super::kinds::{FilePath, Maybe, SecretText, Span, Text, Words};
+use super::reader::Section;
 use super::values::Secret;
 
 choice! {
@@ -33,5 +35,47 @@ impl Default for TenantsConfig {
             auth_header: None,
             auth_token: None,
         }
+    }
+}
+
+impl TenantsConfig {
+    pub(super) fn keys(&mut self, section: &mut Section<'_, '_>) {
+        section.key(
+            "provider",
+            Words::new(),
+            &mut self.provider,
+            "Where tenants and their keys are looked up.",
+        );
+        section.key("file", FilePath::any(), &mut self.file, "The tenants file of the provider `file`.");
+        section.key(
+            "endpoint",
+            Maybe(Text::any()),
+            &mut self.endpoint,
+            "The URL of the provider `http`, which requires it.",
+        );
+        section.key(
+            "max_stale_seconds",
+            Span::fractional_seconds(0),
+            &mut self.max_stale,
+            "How long an answer is still used when the provider is down.",
+        );
+        section.key(
+            "timeout_seconds",
+            Span::positive_seconds(),
+            &mut self.timeout,
+            "How long the provider may take to answer.",
+        );
+        section.key(
+            "auth_header",
+            Maybe(Text::any()),
+            &mut self.auth_header,
+            "Name of a further header sent to the provider.",
+        );
+        section.key(
+            "auth_token",
+            Maybe(SecretText::line()),
+            &mut self.auth_token,
+            "Value of that header; both or neither.",
+        );
     }
 }
