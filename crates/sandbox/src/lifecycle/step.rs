@@ -77,3 +77,7 @@ pub fn next(
         },
     }
 }
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;
