@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use sandglass_images::ImageStore;
+use sandglass_images::{ImageStore, StoreOptions};
 use sandglass_sandbox::ports::{RuntimeErrorKind, runtime::RuntimeError};
 use sandglass_shim::{Zygote, host_network::Subnet};
 
@@ -42,6 +42,8 @@ pub struct EmbeddedConfig {
     pub pids_limit: u64,
     /// How long after its expiry a box ends by itself when no server does it.
     pub expiry_grace: Duration,
+    /// Registries (`host[:port]`) spoken to without TLS, besides those on loopback addresses.
+    pub insecure_registries: Vec<String>,
 }
 
 /// See the module documentation.
@@ -93,7 +95,9 @@ impl EmbeddedRuntime {
         records::private_dir(&sandboxes).map_err(|e| failed("create the sandboxes directory", e))?;
         let (agent, shim) =
             binaries::unpack(&dir.join("bin")).map_err(|e| failed("unpack the agent and shim", e))?;
-        let images = ImageStore::open(&dir.join("images"))
+        let options =
+            StoreOptions { insecure_registries: config.insecure_registries.clone(), ..StoreOptions::default() };
+        let images = ImageStore::open_with(&dir.join("images"), options)
             .map_err(|e| RuntimeError::new(RuntimeErrorKind::Failed, "images", e.to_string()))?;
         let network = Network::open(&config)?;
         let zygote = Zygote::spawn(&shim).map_err(|e| failed("start the shim", e))?;
@@ -118,9 +122,10 @@ impl EmbeddedRuntime {
         &self.shared.images
     }
 
-    /// Digests of the images that some box is made from; these must not be removed.
-    pub fn images_in_use(&self) -> BTreeSet<String> {
-        self.shared.boxes.image_ids()
+    /// Tells the digests of the images that some box is made from; these must not be removed.
+    pub fn image_users(&self) -> impl Fn() -> BTreeSet<String> + Send + Sync + 'static {
+        let shared = self.shared.clone();
+        move || shared.boxes.image_ids()
     }
 
     /// Whether the `host` image is offered.

@@ -1,0 +1,185 @@
+//! Puts the parts together: the only place that knows all of them.
+//!
+//! A server is started from a configuration value and a bound listener, and ended by its handle; that alone lets tests run many beside each other.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::serve::ListenerExt;
+use sandglass_runtimes::embedded::{EmbeddedConfig, EmbeddedRuntime};
+use sandglass_sandbox::{Clock, SystemClock, ports::runtime::RuntimeError};
+use sandglass_shim::host_network::Subnet;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::{
+    config::{Config, RuntimeKind, SubnetChoice},
+    engine::{Engine, RecoverError, Settings},
+    http::{App, images::Images, router},
+    store::SqliteStore,
+};
+
+/// Why a server could not start. Each says what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: String, source: std::io::Error },
+    #[error("runtime.type = \"{0}\" is not available in this version; use \"embedded\"")]
+    UnsupportedRuntime(&'static str),
+    #[error("the embedded runtime cannot start, failed in phase {}: {}", .0.phase, .0.message)]
+    Runtime(RuntimeError),
+    #[error("cannot open the store {}: {source}", path.display())]
+    Store { path: PathBuf, source: sandglass_sandbox::ports::StoreError },
+    #[error("cannot recover: {0}")]
+    Recover(#[from] RecoverError),
+}
+
+/// Everything that is opened before the asynchronous runtime exists.
+#[derive(Debug)]
+pub struct Prepared {
+    config: Arc<Config>,
+    listener: TcpListener,
+    runtime: EmbeddedRuntime,
+}
+
+impl Prepared {
+    /// Binds the configured address and takes the state directory into use. Blocking.
+    ///
+    /// # Errors
+    /// When the address is taken, the runtime is one that this version lacks, or the machine or state directory is not fit.
+    pub fn open(config: Config) -> Result<Self, StartError> {
+        let address = format!("{}:{}", bracketed(&config.server.host), config.server.port);
+        let listener = TcpListener::bind(&address).map_err(|source| StartError::Listen { address, source })?;
+        Self::open_on(config, listener)
+    }
+
+    /// The same on a listener that is bound already.
+    ///
+    /// # Errors
+    /// As [`Prepared::open`].
+    pub fn open_on(config: Config, listener: TcpListener) -> Result<Self, StartError> {
+        match config.runtime.kind {
+            RuntimeKind::Embedded => {}
+            RuntimeKind::Docker => return Err(StartError::UnsupportedRuntime("docker")),
+            RuntimeKind::Kubernetes => return Err(StartError::UnsupportedRuntime("kubernetes")),
+        }
+        let embedded = &config.embedded;
+        let runtime = EmbeddedRuntime::open(EmbeddedConfig {
+            state_dir: embedded.state_dir.clone(),
+            host_image: config.offers_host_image(),
+            subnet: match embedded.subnet {
+                SubnetChoice::Auto => None,
+                SubnetChoice::Fixed(net) => Some(Subnet { address: net.address(), prefix_len: net.prefix() }),
+            },
+            dns: embedded.dns.clone(),
+            pids_limit: embedded.pids_limit,
+            expiry_grace: embedded.expiry_grace,
+            insecure_registries: embedded.insecure_registries.clone(),
+        })
+        .map_err(StartError::Runtime)?;
+        Ok(Self { config: Arc::new(config), listener, runtime })
+    }
+
+    /// Recovers what exists and serves.
+    ///
+    /// # Errors
+    /// When the store or the runtime cannot be read.
+    pub async fn start(self) -> Result<Server, StartError> {
+        let Self { config, listener, runtime } = self;
+        let path = config.embedded.state_dir.join("server.db");
+        let store = SqliteStore::open(&path).await.map_err(|source| StartError::Store { path, source })?;
+        let images = images(&runtime);
+        let runtime = Arc::new(runtime);
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let settings = Settings {
+            create_grace: config.embedded.create_grace,
+            max_sandboxes: config.embedded.max_sandboxes.unwrap_or(0),
+            ..Settings::default()
+        };
+        let engine = Engine::new(runtime.clone(), Arc::new(store.clone()), clock, settings);
+        engine.recover().await?;
+        let address = listener.local_addr().map_err(|source| StartError::Listen { address: "?".into(), source })?;
+        let stop = CancellationToken::new();
+        let app = App::new(config.clone(), engine.clone(), images);
+        let serving = serve(listener, app, stop.clone(), config.server.graceful_shutdown)
+            .map_err(|source| StartError::Listen { address: address.to_string(), source })?;
+        info!(%address, sandboxes = engine.index().len(), "listening");
+        Ok(Server { address, engine, store, runtime, serving, stop })
+    }
+}
+
+fn images(runtime: &EmbeddedRuntime) -> Images {
+    let users = runtime.image_users();
+    Images { store: runtime.images().clone(), in_use: Arc::new(move || users()) }
+}
+
+fn bracketed(host: &str) -> String {
+    if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() }
+}
+
+fn serve(
+    listener: TcpListener,
+    app: App,
+    stop: CancellationToken,
+    patience: Duration,
+) -> std::io::Result<JoinHandle<()>> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| {
+        // Small frames (events, keystrokes) must not wait for an acknowledgement.
+        let _ = stream.set_nodelay(true);
+    });
+    let service = router::build(app).into_make_service_with_connect_info::<SocketAddr>();
+    Ok(tokio::spawn(async move {
+        let drained = axum::serve(listener, service).with_graceful_shutdown(stop.clone().cancelled_owned());
+        let hurry = async {
+            stop.cancelled().await;
+            tokio::time::sleep(patience).await;
+        };
+        tokio::select! {
+            done = drained => if let Err(error) = done { warn!(%error, "the listener failed") },
+            () = hurry => info!("connections that are still open are cut"),
+        }
+    }))
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    engine: Arc<Engine>,
+    store: SqliteStore,
+    runtime: Arc<EmbeddedRuntime>,
+    serving: JoinHandle<()>,
+    stop: CancellationToken,
+}
+
+impl Server {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The engine, for callers in the same process.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Stops accepting, lets requests finish for the configured time, and ends. Sandboxes stay as they are.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        let _ = self.serving.await;
+        self.engine.stop().await;
+        self.store.close().await;
+        // Without boxes the host-side network is of no use; with boxes it must stay.
+        if self.engine.index().is_empty()
+            && let Err(error) = self.runtime.remove_network()
+        {
+            warn!(%error, "the host-side network could not be removed");
+        }
+    }
+}
