@@ -6,14 +6,27 @@
 //! Invariant: whatever is reachable under `layers/` and `images/` is complete and verified. Everything unfinished
 //! lives under `tmp/` and disappears with its process.
 
+mod collect;
+mod compression;
 mod error;
+mod host_image;
 mod image;
+mod import;
+mod layers;
 mod limits;
+mod lock;
+mod manifest;
+mod pull;
+mod reference;
+mod registry;
 mod store;
+mod tar_reader;
+mod unpack;
 
 pub use error::{ImageError, ImageErrorKind};
 pub use image::{
     Collected, Credentials, Image, ImageConfig, ImageDigest, Platform, Progress, ProgressFn, ProgressPhase,
 };
 pub use limits::{StoreOptions, UnpackLimits};
+pub use reference::Reference;
 pub use store::ImageStore;
