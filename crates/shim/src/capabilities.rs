@@ -1,0 +1,43 @@
+//! What root of a box may do inside it: Docker's default set, and nothing can add to it.
+
+use std::io;
+
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, clear_ambient_capability_set, remove_capability_from_bounding_set,
+    set_capabilities,
+};
+
+/// Docker's default fourteen.
+pub const ALLOWED: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::MKNOD)
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::SETPCAP)
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::SYS_CHROOT)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::AUDIT_WRITE);
+
+/// Drops everything else for good. A program executed as root gets the bounding set, so that is what counts.
+pub fn restrict() -> io::Result<()> {
+    clear_ambient_capability_set()?;
+    for bit in 0..64 {
+        let one = CapabilitySet::from_bits_retain(1 << bit);
+        if ALLOWED.contains(one) {
+            continue;
+        }
+        match remove_capability_from_bounding_set(one) {
+            // The first number that this kernel does not know ends the list.
+            Err(rustix::io::Errno::INVAL) => break,
+            other => other?,
+        }
+    }
+    let sets =
+        CapabilitySets { effective: ALLOWED, permitted: ALLOWED, inheritable: CapabilitySet::empty() };
+    Ok(set_capabilities(None, sets)?)
+}

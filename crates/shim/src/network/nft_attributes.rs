@@ -1,0 +1,37 @@
+//! Attribute numbers of `linux/netfilter/nf_tables.h`, without their `NFTA_`; libc does not carry them.
+
+pub const TABLE_NAME: u16 = 1;
+pub const CHAIN_TABLE: u16 = 1;
+pub const CHAIN_NAME: u16 = 3;
+pub const CHAIN_HOOK: u16 = 4;
+pub const CHAIN_POLICY: u16 = 5;
+pub const CHAIN_TYPE: u16 = 7;
+pub const HOOK_HOOKNUM: u16 = 1;
+pub const HOOK_PRIORITY: u16 = 2;
+pub const RULE_TABLE: u16 = 1;
+pub const RULE_CHAIN: u16 = 2;
+pub const RULE_EXPRESSIONS: u16 = 4;
+pub const LIST_ELEM: u16 = 1;
+pub const EXPR_NAME: u16 = 1;
+pub const EXPR_DATA: u16 = 2;
+pub const CT_DREG: u16 = 1;
+pub const CT_KEY: u16 = 2;
+pub const META_DREG: u16 = 1;
+pub const META_KEY: u16 = 2;
+pub const PAYLOAD_DREG: u16 = 1;
+pub const PAYLOAD_BASE: u16 = 2;
+pub const PAYLOAD_OFFSET: u16 = 3;
+pub const PAYLOAD_LEN: u16 = 4;
+pub const BITWISE_SREG: u16 = 1;
+pub const BITWISE_DREG: u16 = 2;
+pub const BITWISE_LEN: u16 = 3;
+pub const BITWISE_MASK: u16 = 4;
+pub const BITWISE_XOR: u16 = 5;
+pub const DATA_VALUE: u16 = 1;
+pub const DATA_VERDICT: u16 = 2;
+pub const CMP_SREG: u16 = 1;
+pub const CMP_OP: u16 = 2;
+pub const CMP_DATA: u16 = 3;
+pub const IMMEDIATE_DREG: u16 = 1;
+pub const IMMEDIATE_DATA: u16 = 2;
+pub const VERDICT_CODE: u16 = 1;

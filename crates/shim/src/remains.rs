@@ -1,0 +1,112 @@
+//! Everything of a box that outlives its processes unless somebody removes it, and its removal.
+//!
+//! Used in three situations with the same code: a create that failed half-way, a box that ended, a box whose shim was
+//! killed (from another process, see `teardown.rs`).
+//! Invariant: [`Remains::clear`] is idempotent, tries every step even when one fails, and reports the first failure.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{
+    PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, pidfd_open, pidfd_send_signal, waitid,
+};
+
+use crate::cgroup::Cgroup;
+use crate::network::link;
+
+/// The box's first process.
+#[derive(Debug)]
+pub struct Init {
+    pub pid: i32,
+    pub start_ticks: Option<u64>,
+    pub pidfd: OwnedFd,
+}
+
+impl Init {
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        Ok(pidfd_send_signal(&self.pidfd, signal)?)
+    }
+
+    /// How it ended; `None` while it runs. Works once.
+    pub fn reap(&self) -> io::Result<Option<WaitIdStatus>> {
+        use std::os::fd::AsFd;
+        Ok(waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG)?)
+    }
+
+    fn reap_blocking(&self) {
+        use std::os::fd::AsFd;
+        // Already reaped is fine.
+        let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+    }
+
+    /// A handle to a process that is not our child, if it still is the one that was recorded.
+    pub fn find(pid: i32, start_ticks: u64) -> Option<Self> {
+        let handle = pidfd_open(rustix::process::Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+        (crate::directory::start_ticks(pid) == Some(start_ticks)).then_some(Self {
+            pid,
+            start_ticks: Some(start_ticks),
+            pidfd: handle,
+        })
+    }
+}
+
+/// What there is to remove.
+#[derive(Debug, Default)]
+pub struct Remains {
+    pub cgroup: Option<Cgroup>,
+    pub init: Option<Init>,
+    pub host_interface: Option<String>,
+    pub mounted_root: Option<PathBuf>,
+    pub mapped_layers: Vec<PathBuf>,
+}
+
+/// The step that failed, and why.
+pub type Stuck = (&'static str, io::Error);
+
+impl Remains {
+    /// Kills, unmounts, removes. What is gone is forgotten, so that a second call tries only the rest.
+    pub fn clear(&mut self) -> Result<(), Stuck> {
+        let mut first: Option<Stuck> = None;
+        let mut failed = |step, error| {
+            first.get_or_insert((step, error));
+        };
+        if let Some(init) = &self.init {
+            let _ = self.cgroup.as_ref().map(|cgroup| cgroup.set_frozen(crate::cgroup::Frozen::No));
+            // With it the kernel kills the whole pid namespace.
+            let _ = init.signal(Signal::KILL);
+            init.reap_blocking();
+        }
+        self.init = None;
+        if let Some(cgroup) = &self.cgroup
+            && let Err(error) = cgroup.kill()
+        {
+            failed("kill the processes", error);
+        }
+        if let Some(interface) = &self.host_interface {
+            match link::detach(interface) {
+                Ok(()) => self.host_interface = None,
+                Err(error) => failed("remove the network interface", error),
+            }
+        }
+        if let Some(root) = self.mounted_root.take() {
+            for place in std::iter::once(&root).chain(&self.mapped_layers) {
+                match unmount(place, UnmountFlags::DETACH) {
+                    // Not a mount point: the create failed before it became one.
+                    Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+                    Err(error) => failed("unmount the root file system", error.into()),
+                }
+            }
+            self.mapped_layers.clear();
+        }
+        if let Some(cgroup) = &self.cgroup {
+            match cgroup.remove() {
+                Ok(()) => self.cgroup = None,
+                Err(error) => failed("remove the control group", error),
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,140 @@
+//! The system calls that a box may make.
+//!
+//! An allow-list in the manner of Docker's default profile for the capabilities that boxes have. Everything else
+//! fails with EPERM, except calls newer than this list and `clone3`, which fail with ENOSYS so that C libraries
+//! fall back to older calls. Programs of another architecture are killed.
+//! Invariant: nothing here makes namespaces, mounts, loads code into the kernel or reaches keys or other tasks'
+//! descriptors beyond what Docker allows. Compiled once, in the zygote.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch, sock_filter,
+};
+
+mod calls;
+
+/// CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | NEWTIME.
+const NEW_NAMESPACES: u64 = 0x7E02_0080;
+
+/// `personality` values that change nothing dangerous: default, 16-bit uids, 32-bit, both, and "only ask".
+const PERSONALITIES: [u64; 5] = [0, 0x0008, 0x2_0000, 0x2_0008, 0xFFFF_FFFF];
+
+const AF_VSOCK: u64 = 40;
+
+/// System calls from this number on did not exist when the list was written.
+const FIRST_UNKNOWN_CALL: u32 = 470;
+
+/// Compiles the filter.
+pub fn compile() -> io::Result<BpfProgram> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        calls::ALLOWED.iter().chain(calls::ALLOWED_OLD).map(|call| (*call, Vec::new())).collect();
+    let values = |value: &u64| rule(vec![condition(0, SeccompCmpOp::Eq, *value)?]);
+    rules.insert(libc::SYS_personality, PERSONALITIES.iter().map(values).collect::<io::Result<_>>()?);
+    rules.insert(
+        libc::SYS_clone,
+        vec![rule(vec![condition(0, SeccompCmpOp::MaskedEq(NEW_NAMESPACES), 0)?])?],
+    );
+    rules.insert(libc::SYS_socket, vec![rule(vec![condition(0, SeccompCmpOp::Ne, AF_VSOCK)?])?]);
+    let filter = SeccompFilter::new(
+        rules,
+        SeccompAction::Errno(libc::EPERM as u32),
+        SeccompAction::Allow,
+        architecture()?,
+    )
+    .map_err(io::Error::other)?;
+    let listed: BpfProgram = filter.try_into().map_err(io::Error::other)?;
+    let mut program = prelude();
+    program.extend(listed);
+    Ok(program)
+}
+
+/// Applies the filter to this thread and what it executes; sets no_new_privs as well.
+pub fn apply(program: &BpfProgram) -> io::Result<()> {
+    seccompiler::apply_filter(program).map_err(io::Error::other)
+}
+
+/// Answers ENOSYS for `clone3` and unknown calls, before the list; other architectures go on to be killed there.
+fn prelude() -> BpfProgram {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    /// Numbers of the x32 ABI start here: not unknown, but denied by the list.
+    const X32: u32 = 0x4000_0000;
+    let line = |code, jt, jf, k| sock_filter { code, jt, jf, k };
+    vec![
+        line(LOAD, 0, 0, 4), // the architecture
+        line(EQUAL, 0, 5, audit_architecture()),
+        line(LOAD, 0, 0, 0), // the number
+        line(EQUAL, 2, 0, libc::SYS_clone3 as u32),
+        line(AT_LEAST, 2, 0, X32),
+        line(AT_LEAST, 0, 1, FIRST_UNKNOWN_CALL),
+        line(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+    ]
+}
+
+fn rule(conditions: Vec<SeccompCondition>) -> io::Result<SeccompRule> {
+    SeccompRule::new(conditions).map_err(io::Error::other)
+}
+
+fn condition(argument: u8, operator: SeccompCmpOp, value: u64) -> io::Result<SeccompCondition> {
+    let length = match operator {
+        SeccompCmpOp::MaskedEq(_) => SeccompCmpArgLen::Qword,
+        _ => SeccompCmpArgLen::Dword,
+    };
+    SeccompCondition::new(argument, length, operator, value).map_err(io::Error::other)
+}
+
+fn architecture() -> io::Result<TargetArch> {
+    TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)
+}
+
+const fn audit_architecture() -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    return 0xC000_003E;
+    #[cfg(target_arch = "aarch64")]
+    return 0xC000_00B7;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filter_compiles_and_fits_the_kernel() {
+        let program = compile().unwrap();
+        assert!(program.len() > 300 && program.len() < 4096, "{} instructions", program.len());
+    }
+
+    #[test]
+    fn calls_that_cross_the_border_are_not_listed() {
+        let denied = [
+            libc::SYS_mount,
+            libc::SYS_umount2,
+            libc::SYS_unshare,
+            libc::SYS_setns,
+            libc::SYS_bpf,
+            libc::SYS_keyctl,
+            libc::SYS_add_key,
+            libc::SYS_io_uring_setup,
+            libc::SYS_userfaultfd,
+            libc::SYS_perf_event_open,
+            libc::SYS_open_by_handle_at,
+            libc::SYS_init_module,
+            libc::SYS_kexec_load,
+            libc::SYS_reboot,
+            libc::SYS_move_mount,
+            libc::SYS_open_tree,
+            libc::SYS_fsopen,
+            libc::SYS_mount_setattr,
+            libc::SYS_pivot_root,
+            libc::SYS_clone3,
+        ];
+        for call in denied {
+            assert!(!calls::ALLOWED.contains(&call) && !calls::ALLOWED_OLD.contains(&call), "{call}");
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! What every case needs: a root file system, the stand-in agent, a zygote, a network, boxes that clean up.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use sandglass_shim::Zygote;
+use sandglass_shim::client::{Client, read_report};
+use sandglass_shim::host_network::{self, Subnet};
+use sandglass_shim::protocol::{CreateReport, Request, Response};
+use sandglass_shim::spec::{
+    BoxSpec, BoxState, IdRange, Limits, MutableFacts, NetworkSpec, Phase, ProcessSpec, RootSpec,
+};
+
+pub const SHIM: &str = env!("CARGO_BIN_EXE_sandglass-shim");
+pub const PORT: u16 = 44772;
+pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+pub const IDS: IdRange = IdRange { base: 700_000_000, count: 65_536 };
+
+/// Shared by all cases that run at the same time; the last one takes it down.
+pub struct Stage {
+    pub home: PathBuf,
+    pub image: PathBuf,
+    pub agent: PathBuf,
+    pub zygote: Zygote,
+    pub subnet: Subnet,
+    pub prefix: String,
+}
+
+static CURRENT: Mutex<Weak<Stage>> = Mutex::new(Weak::new());
+static NUMBER: AtomicU32 = AtomicU32::new(2);
+
+pub fn stage() -> Arc<Stage> {
+    let mut current = CURRENT.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(stage) = current.upgrade() {
+        return stage;
+    }
+    let stage = Arc::new(Stage::set_up());
+    *current = Arc::downgrade(&stage);
+    stage
+}
+
+impl Stage {
+    fn set_up() -> Self {
+        assert!(rustix::process::geteuid().is_root(), "these tests need root: they make namespaces and mounts");
+        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&home);
+        fs::create_dir_all(home.join("sandboxes")).unwrap();
+        fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).unwrap();
+        let image = home.join("image");
+        lay_out_busybox(&image);
+        let prefix = format!("sgt{:04x}", std::process::id() & 0xffff);
+        let candidates: Vec<Subnet> = (213..240)
+            .map(|third| Subnet { address: Ipv4Addr::new(10, 213, third, 0), prefix_len: 24 })
+            .collect();
+        let subnet = host_network::pick_free_subnet(&candidates).unwrap().expect("a free subnet");
+        host_network::ensure(&prefix, subnet).unwrap();
+        let zygote = Zygote::spawn(Path::new(SHIM)).unwrap();
+        Self { home, image, agent: agent().to_owned(), zygote, subnet, prefix }
+    }
+
+    pub fn spec(&self) -> BoxSpec {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let octets = self.subnet.address.octets();
+        let address = Ipv4Addr::new(octets[0], octets[1], octets[2], (number % 250 + 2) as u8);
+        BoxSpec {
+            version: 1,
+            id: format!("{}-{number}", self.prefix),
+            generation: 1,
+            created_at_ms: 0,
+            hostname: format!("box{number}"),
+            root: RootSpec { lowers: vec![self.image.clone()], ..RootSpec::default() },
+            network: Some(NetworkSpec {
+                address,
+                gateway: GATEWAY,
+                host_interface: format!("{}x{number:x}", self.prefix),
+                mtu: 1500,
+                dns: vec!["192.0.2.53".parse().unwrap()],
+                search: vec!["example.test".into()],
+            }),
+            ids: IDS,
+            limits: Limits::default(),
+            process: ProcessSpec {
+                agent: self.agent.clone(),
+                entrypoint: vec![],
+                env: vec![
+                    ("PATH".into(), "/bin:/sbin".into()),
+                    ("HOME".into(), "/root".into()),
+                    ("OPENSANDBOX_ID".into(), format!("{}-{number}", self.prefix)),
+                ],
+                cwd: "/".into(),
+                user: String::new(),
+                agent_port: PORT,
+            },
+            access_token: "secret-token".into(),
+            route_token: "route-token".into(),
+            expiry_grace_ms: 0,
+            about: serde_json::json!({}),
+        }
+    }
+
+    pub fn prepare(&self, spec: &BoxSpec, facts: &MutableFacts) -> PathBuf {
+        let dir = self.home.join("sandboxes").join(&spec.id);
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("spec.json"), serde_json::to_vec(spec).unwrap()).unwrap();
+        write_facts(&dir, facts);
+        dir
+    }
+
+    pub fn create(&self, spec: BoxSpec) -> Result<TestBox, (String, String)> {
+        self.create_with(spec, &MutableFacts::default())
+    }
+
+    pub fn create_with(&self, spec: BoxSpec, facts: &MutableFacts) -> Result<TestBox, (String, String)> {
+        let dir = self.prepare(&spec, facts);
+        let mut channel = self.zygote.create(&dir).unwrap();
+        channel.set_read_timeout(Some(Duration::from_secs(40))).unwrap();
+        match read_report(&mut channel).unwrap() {
+            Some(CreateReport::Created { state, timings }) => Ok(TestBox { dir, spec, state, timings }),
+            Some(CreateReport::Failed { phase, message }) => {
+                assert_eq!(traces(&spec, &dir), Vec::<String>::new(), "a failed create left something");
+                Err((phase, message))
+            }
+            None => Err(("shim".into(), "died without a report".into())),
+        }
+    }
+
+    pub fn boxed(&self) -> TestBox {
+        self.create(self.spec()).unwrap_or_else(|(phase, message)| panic!("{phase}: {message}"))
+    }
+
+    pub fn boxed_with(&self, change: impl FnOnce(&mut BoxSpec)) -> TestBox {
+        let mut spec = self.spec();
+        change(&mut spec);
+        self.create(spec).unwrap_or_else(|(phase, message)| panic!("{phase}: {message}"))
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = host_network::remove(&self.prefix);
+        let _ = fs::remove_dir_all(&self.home);
+    }
+}
+
+pub fn write_facts(dir: &Path, facts: &MutableFacts) {
+    fs::write(dir.join("facts.new"), serde_json::to_vec(facts).unwrap()).unwrap();
+    fs::rename(dir.join("facts.new"), dir.join("facts.json")).unwrap();
+}
+
+/// A running box; removed when dropped.
+pub struct TestBox {
+    pub dir: PathBuf,
+    pub spec: BoxSpec,
+    pub state: BoxState,
+    pub timings: BTreeMap<String, u64>,
+}
+
+impl TestBox {
+    pub fn address(&self) -> Ipv4Addr {
+        self.spec.network.as_ref().expect("a box with a network").address
+    }
+
+    pub fn client(&self) -> Client {
+        Client::connect(&self.dir, Duration::from_secs(15)).unwrap()
+    }
+
+    pub fn ask(&self, request: Request) -> Response {
+        self.client().request(&request).unwrap()
+    }
+
+    pub fn current(&self) -> BoxState {
+        self.ask(Request::State).state.unwrap()
+    }
+
+    /// Runs a shell command inside; output of both kinds and the exit code.
+    pub fn run(&self, command: &str) -> (String, i32) {
+        self.try_run(command).unwrap_or_else(|error| panic!("{command}: {error}"))
+    }
+
+    pub fn try_run(&self, command: &str) -> std::io::Result<(String, i32)> {
+        let address = SocketAddr::from((self.address(), PORT));
+        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.write_all(format!("{command}\n").as_bytes())?;
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let (output, code) = text.rsplit_once("\n#exit ").unwrap_or((&text, "-1"));
+        Ok((output.trim().to_owned(), code.trim().parse().unwrap_or(-1)))
+    }
+
+    pub fn wait_exited(&self) -> BoxState {
+        let mut state = self.current();
+        eventually("the box has exited", || {
+            state = self.current();
+            state.phase == Phase::Exited
+        });
+        state
+    }
+
+    pub fn events(&self) -> Vec<serde_json::Value> {
+        let text = fs::read_to_string(self.dir.join("events.jsonl")).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    pub fn event_kinds(&self) -> Vec<String> {
+        self.events().iter().map(|event| event["kind"].as_str().unwrap().to_owned()).collect()
+    }
+
+    pub fn remove(&self) -> Response {
+        self.ask(Request::Remove { grace_ms: 0 })
+    }
+}
+
+impl Drop for TestBox {
+    fn drop(&mut self) {
+        if let Ok(mut client) = Client::connect(&self.dir, Duration::from_secs(15)) {
+            let _ = client.request(&Request::Remove { grace_ms: 0 });
+        }
+        let _ = sandglass_shim::teardown(&self.dir);
+        let _ = sandglass_shim::remove_dir(&self.dir);
+    }
+}
+
+/// Whatever of a box can still be found on this machine, apart from its directory.
+pub fn traces(spec: &BoxSpec, dir: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let dir = dir.to_string_lossy();
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let path = process.path();
+        if !process.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()) {
+            continue;
+        }
+        let read = |name: &str| fs::read_to_string(path.join(name)).unwrap_or_default();
+        if read("cgroup").contains(&spec.id) {
+            found.push(format!("process {} in its control group: {}", path.display(), read("comm").trim()));
+        }
+        if read("mountinfo").contains(&*dir) {
+            found.push(format!("mounts seen by {} ({})", path.display(), read("comm").trim()));
+        }
+    }
+    for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+        let group = hierarchy.path().join("sandglass").join(&spec.id);
+        if group.exists() {
+            found.push(format!("control group {}", group.display()));
+        }
+    }
+    let v2 = Path::new("/sys/fs/cgroup/sandglass").join(&spec.id);
+    if v2.exists() {
+        found.push(format!("control group {}", v2.display()));
+    }
+    if let Some(network) = &spec.network {
+        if Path::new("/sys/class/net").join(&network.host_interface).exists() {
+            found.push(format!("interface {}", network.host_interface));
+        }
+        let hex = format!("{:08X}", u32::from_le_bytes(network.address.octets()));
+        if fs::read_to_string("/proc/net/route").unwrap().contains(&hex) {
+            found.push(format!("route to {}", network.address));
+        }
+    }
+    found
+}
+
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(Instant::now() < deadline, "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Says loudly that a case did not run.
+pub fn skip(why: &str) {
+    eprintln!("SKIPPED: {why}");
+}
+
+/// The stand-in agent, compiled once for each change of its source.
+pub fn agent() -> &'static Path {
+    static AGENT: OnceLock<PathBuf> = OnceLock::new();
+    AGENT.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stub/agent.c");
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stub-agent");
+        let newer = |a: &Path, b: &Path| Some(a.metadata().ok()?.modified().ok()? > b.metadata().ok()?.modified().ok()?);
+        if newer(&out, &source) != Some(true) {
+            let aside = out.with_extension(std::process::id().to_string());
+            let status = Command::new("gcc")
+                .args(["-static", "-O1", "-o"])
+                .args([&aside, &source])
+                .status()
+                .expect("gcc is needed for the stand-in agent: install the package `gcc`");
+            assert!(status.success(), "the stand-in agent does not compile");
+            fs::rename(&aside, &out).unwrap();
+        }
+        out
+    })
+}
+
+/// A small system of nothing but busybox.
+pub fn lay_out_busybox(root: &Path) {
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"].iter().find(|path| Path::new(path).exists());
+    let busybox = busybox.expect("busybox is needed as the boxes' system: install the package `busybox-static`");
+    for dir in ["bin", "etc", "proc", "sys", "dev", "root", "usr/bin"] {
+        fs::create_dir_all(root.join(dir)).unwrap();
+    }
+    fs::create_dir(root.join("tmp")).unwrap();
+    fs::set_permissions(root.join("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
+    fs::copy(busybox, root.join("bin/busybox")).unwrap();
+    let listed = Command::new(busybox).arg("--list").output().unwrap().stdout;
+    for name in String::from_utf8_lossy(&listed).lines().filter(|name| *name != "busybox") {
+        symlink("busybox", root.join("bin").join(name)).unwrap();
+    }
+    fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n").unwrap();
+    // Programs that take root by their mode bits must stay what they are.
+    fs::copy(agent(), root.join("usr/bin/suid")).unwrap();
+    fs::set_permissions(root.join("usr/bin/suid"), fs::Permissions::from_mode(0o4755)).unwrap();
+}
