@@ -210,6 +210,10 @@ impl Rules<'_, '_> {
     fn gateway_address(&mut self, gateway: &GatewayConfig) {
         let address = gateway.address.as_str();
         let path = "ingress.gateway.address";
+        if self.is_broken("ingress.gateway.route.mode") {
+            // Which addresses are right depends on it.
+            return;
+        }
         self.require(!address.contains("://"), path, "must not carry a scheme; clients choose it");
         match gateway.route {
             RouteMode::Wildcard => self.require(

@@ -7,7 +7,7 @@ use super::choice::choice;
 use super::kinds::{Flag, Maybe, SecretText, Span, Text, Words};
 use super::reader::Section;
 use super::rules;
-use super::values::{Quantity, Secret};
+use super::values::{Endpoint, Quantity, Secret};
 
 choice! {
     EgressMode { Dns = "dns", DnsNft = "dns+nft" }
@@ -19,7 +19,7 @@ pub struct EgressConfig {
     pub image: Option<String>,
     pub mode: EgressMode,
     pub disable_ipv6: bool,
-    pub otlp_endpoint: Option<String>,
+    pub otlp_endpoint: Option<Endpoint>,
     pub readiness_timeout: Duration,
     pub requests: BTreeMap<String, Quantity>,
     pub limits: BTreeMap<String, Quantity>,
@@ -67,7 +67,7 @@ impl EgressConfig {
         );
         section.key(
             "otlp_endpoint",
-            Maybe(Text::that("an http(s) URL with a host", rules::is_http_url)),
+            Maybe(rules::endpoint()),
             &mut self.otlp_endpoint,
             "Where the sidecar sends its metrics.",
         );

@@ -58,9 +58,12 @@ pub use server::{EventLoop, HttpParser, ServerConfig};
 pub use storage::StorageConfig;
 pub use store::{PostgresConfig, StoreConfig, StoreKind};
 pub use tenants::{TenantProvider, TenantsConfig};
-pub use values::{ByteSize, Ipv4Subnet, Quantity, Secret, SubnetChoice};
+pub use values::{ByteSize, Endpoint, Ipv4Subnet, Quantity, Secret, SubnetChoice};
 
 use reader::Reader;
+
+#[cfg(test)]
+mod tests;
 
 /// Everything an operator can set, one field a section.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -2,12 +2,14 @@
 
 use super::kinds::{Flag, Maybe, Span, Text};
 use super::reader::Section;
+use super::rules;
+use super::values::Endpoint;
 use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct OtelConfig {
     pub enabled: bool,
-    pub endpoint: Option<String>,
+    pub endpoint: Option<Endpoint>,
     pub service_name: String,
     pub export_interval: Duration,
 }
@@ -28,7 +30,7 @@ impl OtelConfig {
         section.key("enabled", Flag, &mut self.enabled, "Whether metrics are exported over OTLP/HTTP.");
         section.key(
             "endpoint",
-            Maybe(Text::any()),
+            Maybe(rules::endpoint()),
             &mut self.endpoint,
             "Whole metrics URL; unset takes the standard `OTEL_EXPORTER_OTLP_*` variables.",
         );

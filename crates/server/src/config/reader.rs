@@ -58,6 +58,13 @@ pub(super) struct Heading {
     pub(super) origin: Option<Origin>,
 }
 
+/// Whether the section around a table is there; if so the table's required keys are required too.
+#[derive(Clone, Copy, PartialEq)]
+enum Parent {
+    Present,
+    Absent,
+}
+
 struct Unknown {
     section: String,
     key: String,
@@ -100,7 +107,7 @@ impl<'a> Reader<'a> {
         keys: Keys<T>,
     ) {
         let node = self.root.get(name);
-        self.visit(name.to_owned(), about, node, |section| keys(slot, section));
+        self.visit(name.to_owned(), about, node, Parent::Absent, |section| keys(slot, section));
     }
 
     /// Visits a section whose presence means something; the slot is filled only when it is present.
@@ -113,7 +120,7 @@ impl<'a> Reader<'a> {
     ) {
         let node = self.root.get(name);
         let mut value = T::default();
-        if self.visit(name.to_owned(), about, node, |section| keys(&mut value, section)) {
+        if self.visit(name.to_owned(), about, node, Parent::Absent, |section| keys(&mut value, section)) {
             *slot = Some(value);
         }
     }
@@ -124,6 +131,7 @@ impl<'a> Reader<'a> {
         path: String,
         about: &'static str,
         node: Option<&'a Node>,
+        parent: Parent,
         keys: impl FnOnce(&mut Section<'_, 'a>),
     ) -> bool {
         let table = match node.map(|node| (&node.raw, node.at)) {
@@ -137,7 +145,13 @@ impl<'a> Reader<'a> {
         let present = table.is_some() || self.environment_mentions(&path);
         let origin = table.and(node).map(|node| self.in_file(node.at));
         self.headings.push(Heading { path: path.clone(), about, origin });
-        let mut section = Section { reader: self, path, table, present, known: BTreeSet::new() };
+        let mut section = Section {
+            reader: self,
+            path,
+            table,
+            required: present || parent == Parent::Present,
+            known: BTreeSet::new(),
+        };
         keys(&mut section);
         section.collect_unknown();
         present
@@ -267,7 +281,8 @@ pub(super) struct Section<'r, 'a> {
     reader: &'r mut Reader<'a>,
     path: String,
     table: Option<&'a Table>,
-    present: bool,
+    /// Whether its required keys must be given.
+    required: bool,
     known: BTreeSet<&'static str>,
 }
 
@@ -311,7 +326,7 @@ impl<'a> Section<'_, 'a> {
     ) {
         self.key(name, kind, slot, about);
         let entry = self.reader.entries.last().expect("`key` has just pushed an entry");
-        if self.present && entry.origin == Origin::Default {
+        if self.required && entry.origin == Origin::Default {
             let key = entry.key.clone();
             let expects = entry.expects.clone();
             self.reader.problem(&key, Origin::Default, format!("required in `[{}]`: {expects}", self.path));
@@ -320,7 +335,8 @@ impl<'a> Section<'_, 'a> {
 
     /// A table inside this section.
     pub(super) fn table<T>(&mut self, name: &'static str, about: &'static str, slot: &mut T, keys: Keys<T>) {
-        self.inner(name, about, |section| keys(slot, section));
+        let parent = if self.required { Parent::Present } else { Parent::Absent };
+        self.inner(name, about, parent, |section| keys(slot, section));
     }
 
     /// A table inside this section whose presence means something.
@@ -332,7 +348,7 @@ impl<'a> Section<'_, 'a> {
         mut blank: T,
         keys: Keys<T>,
     ) {
-        if self.inner(name, about, |section| keys(&mut blank, section)) {
+        if self.inner(name, about, Parent::Absent, |section| keys(&mut blank, section)) {
             *slot = Some(blank);
         }
     }
@@ -341,11 +357,12 @@ impl<'a> Section<'_, 'a> {
         &mut self,
         name: &'static str,
         about: &'static str,
+        parent: Parent,
         keys: impl FnOnce(&mut Section<'_, 'a>),
     ) -> bool {
         self.known.insert(name);
         let node = self.table.and_then(|table| table.get(name));
-        self.reader.visit(format!("{}.{name}", self.path), about, node, keys)
+        self.reader.visit(format!("{}.{name}", self.path), about, node, parent, keys)
     }
 
     fn accept<K: Kind>(&mut self, key: &str, kind: &K, raw: &Raw, origin: &Origin, slot: &mut K::Value) {

@@ -5,22 +5,23 @@ use std::net::{IpAddr, Ipv4Addr};
 use http::Uri;
 
 use super::kinds::{Parsed, TableOf};
-use super::values::{Ipv4Subnet, Quantity, SubnetChoice};
+use super::values::{Endpoint, Ipv4Subnet, Quantity, SubnetChoice, without_userinfo};
 
 /// `http://host…` or `https://host…`.
 fn http_uri(text: &str) -> Option<Uri> {
     let uri: Uri = text.trim().parse().ok()?;
     let web = matches!(uri.scheme_str(), Some("http" | "https"));
     let authority = uri.authority()?;
-    let after_host = authority.as_str().rsplit_once(']').map_or_else(
-        || authority.as_str().rsplit_once(':').map(|(_, port)| port),
-        |(_, rest)| rest.strip_prefix(':'),
-    );
-    let port_fits = after_host.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
+    let host_port = authority.as_str().rsplit_once('@').map_or(authority.as_str(), |(_, rest)| rest);
+    let port = match host_port.rsplit_once(']') {
+        Some((_, rest)) => rest.strip_prefix(':'),
+        None => host_port.rsplit_once(':').map(|(_, port)| port),
+    };
+    let port_fits = port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
     (web && !authority.host().is_empty() && port_fits).then_some(uri)
 }
 
-pub(super) fn is_http_url(text: &str) -> bool {
+fn is_http_url(text: &str) -> bool {
     http_uri(text).is_some()
 }
 
@@ -113,6 +114,15 @@ pub(super) fn quantity() -> Parsed<Quantity> {
 
 pub(super) fn resources() -> TableOf<Parsed<Quantity>> {
     TableOf { names: is_resource_name, values: quantity() }
+}
+
+/// An http(s) URL that may carry credentials.
+pub(super) fn endpoint() -> Parsed<Endpoint> {
+    Parsed {
+        expects: "an http(s) URL with a host",
+        parse: |text| is_http_url(text).then(|| Endpoint::new(text)),
+        print: |endpoint| without_userinfo(endpoint.expose()),
+    }
 }
 
 pub(super) fn ip_address() -> Parsed<IpAddr> {

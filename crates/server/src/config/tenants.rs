@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::choice::choice;
 use super::kinds::{FilePath, Maybe, SecretText, Span, Text, Words};
 use super::reader::Section;
-use super::values::Secret;
+use super::rules;
+use super::values::{Endpoint, Secret};
 
 choice! {
     TenantProvider { File = "file", Http = "http" }
@@ -17,7 +18,7 @@ pub struct TenantsConfig {
     pub provider: TenantProvider,
     /// The tenants file. Set only through the environment, as upstream.
     pub file: PathBuf,
-    pub endpoint: Option<String>,
+    pub endpoint: Option<Endpoint>,
     pub max_stale: Duration,
     pub timeout: Duration,
     pub auth_header: Option<String>,
@@ -49,7 +50,7 @@ impl TenantsConfig {
         section.key("file", FilePath::any(), &mut self.file, "The tenants file of the provider `file`.");
         section.key(
             "endpoint",
-            Maybe(Text::any()),
+            Maybe(rules::endpoint()),
             &mut self.endpoint,
             "The URL of the provider `http`, which requires it.",
         );

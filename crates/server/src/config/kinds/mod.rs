@@ -63,11 +63,16 @@ pub(super) const REDACTED: &str = "***";
 /// The word most like `given`, when one is like it at all.
 pub(super) fn nearest<'a>(given: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let given = given.to_lowercase();
-    let score = |word: &str| strsim::jaro_winkler(&given, &word.to_lowercase());
     words
         .into_iter()
-        .map(|word| (score(word), word))
-        .filter(|(score, _)| *score >= 0.75)
+        .map(|word| (likeness(&given, &word.to_lowercase()), word))
+        .filter(|(likeness, _)| *likeness >= 0.75)
         .max_by(|left, right| left.0.total_cmp(&right.0))
         .map(|(_, word)| word)
+}
+
+/// From 0 to 1. One slip of a finger counts as near even in words too short for the general measure (`dns`, `dsn`).
+fn likeness(left: &str, right: &str) -> f64 {
+    let one_slip = left.len() > 2 && strsim::damerau_levenshtein(left, right) == 1;
+    strsim::jaro_winkler(left, right).max(if one_slip { 0.9 } else { 0.0 })
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Context, Kind, REDACTED, Shape, nearest};
 use crate::config::choice::Choice;
 use crate::config::document::Raw;
-use crate::config::values::Secret;
+use crate::config::values::{Secret, without_userinfo};
 
 /// A string with a rule about its content.
 pub(in crate::config) struct Text {
@@ -51,16 +51,6 @@ impl Kind for Text {
 
     fn show(&self, value: &String) -> Value {
         Value::from(without_userinfo(value))
-    }
-}
-
-/// Credentials inside an URL are hidden even under keys that are not secret.
-fn without_userinfo(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
-    let authority_end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    match rest[..authority_end].rfind('@') {
-        Some(at) => format!("{scheme}://{REDACTED}{}", &rest[at..]),
-        None => text.to_owned(),
     }
 }
 

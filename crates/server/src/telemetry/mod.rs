@@ -1,0 +1,4 @@
+//! What the server says about itself.
+
+pub mod logs;
+mod rotation;
