@@ -116,7 +116,7 @@ class Stack:
         self.key = secrets.token_hex(16)
         self.log = self.home / "server.log"
         self.config = self.home / "sandglass.toml"
-        self.config.write_text(self._configuration(config or {}))
+        self.config.write_text(self.configuration(config or {}))
         self.server = None
         self.known = set()
         self._watching = threading.Event()
@@ -130,7 +130,7 @@ class Stack:
     def domain(self):
         return f"127.0.0.1:{self.port}"
 
-    def _configuration(self, extra):
+    def configuration(self, extra):
         sections = {
             "server": {"host": "127.0.0.1", "port": self.port, "api_key": self.key},
             "runtime": {"type": "embedded"},
