@@ -8,6 +8,7 @@ mod attach;
 mod binaries;
 mod boxes;
 mod control;
+mod disk;
 mod network;
 mod plan;
 mod records;

@@ -334,7 +334,9 @@ impl Runtime for EmbeddedRuntime {
     }
 
     fn watch(&self) -> BoxStream<'static, RuntimeEvent> {
-        Box::pin(UnboundedReceiverStream::new(self.shared.boxes.watch()))
+        let told = self.shared.boxes.watch();
+        tokio::spawn(super::disk::watch(Arc::downgrade(&self.shared)));
+        Box::pin(UnboundedReceiverStream::new(told))
     }
 
     async fn logs(&self, id: SandboxId, lines: usize) -> Result<Vec<String>, RuntimeError> {

@@ -159,8 +159,10 @@ pub enum RuntimeEvent {
     Observed(Box<Observation>),
     /// The box is gone and nothing of it is left.
     Removed(SandboxId),
-    /// Something worth recording happened inside.
+    /// Something happened inside; it is in the box's own history already.
     Happened(SandboxId, BoxEvent),
+    /// Something outside concerns the box; nobody has recorded it.
+    Noticed(SandboxId, BoxEvent),
 }
 
 /// Progress of `prepare`, for logs and events.

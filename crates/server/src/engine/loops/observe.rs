@@ -52,7 +52,11 @@ async fn take(engine: &Arc<Engine>, event: RuntimeEvent) {
             }
         }
         RuntimeEvent::Happened(id, event) => {
-            info!(sandbox = %id, kind = event.kind, message = event.message, "box event")
+            info!(sandbox = %id, kind = event.kind, message = event.message, "box event");
+        }
+        RuntimeEvent::Noticed(id, event) => {
+            warn!(sandbox = %id, kind = event.kind, message = event.message, "noticed");
+            append(engine, id, &event.kind, &event.message).await;
         }
     }
 }

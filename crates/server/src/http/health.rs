@@ -1,0 +1,36 @@
+//! Whether the server lives, and whether it can do its work.
+
+use axum::{Json, extract::State, response::Response};
+use axum::response::IntoResponse;
+use http::StatusCode;
+use sandglass_api::lifecycle::{Health, Version};
+use serde_json::json;
+
+use super::App;
+
+/// `GET /health`, `GET /healthz`: the process answers.
+pub async fn alive() -> Json<Health> {
+    Json(Health { status: "healthy".to_owned() })
+}
+
+/// `GET /version`
+pub async fn version() -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION").to_owned() })
+}
+
+/// `GET /readyz`: the store and the runtime can be read. 503 says which cannot.
+pub async fn ready(State(app): State<App>) -> Response {
+    let store = app.engine.store().open_intents().await;
+    let intents = store.as_ref().map_or(0, Vec::len);
+    let runtime = app.engine.runtime().inspect(sandglass_sandbox::SandboxId::random()).await;
+    let ok = store.is_ok() && runtime.is_ok();
+    let word = |ok: bool| if ok { "ok" } else { "unavailable" };
+    let body = json!({
+        "status": if ok { "ready" } else { "unavailable" },
+        "checks": { "store": word(store.is_ok()), app.engine.runtime().name(): word(runtime.is_ok()) },
+        "sandboxes": app.engine.index().census(),
+        "openIntents": intents,
+    });
+    let status = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(body)).into_response()
+}

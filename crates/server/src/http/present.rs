@@ -1,0 +1,76 @@
+//! From what the engine knows to what the wire says.
+
+use sandglass_api::lifecycle::{
+    CreateSandboxResponse, ECHOED_EXTENSION_PREFIX, ImageSpec, PlatformSpec, Sandbox, SandboxStatus, StringMap,
+};
+use sandglass_sandbox::{
+    lifecycle::state::{State, Status},
+    spec::Spec,
+};
+
+use crate::engine::index::Entry;
+
+fn status(status: Status) -> SandboxStatus {
+    SandboxStatus {
+        state: status.state.word().to_owned(),
+        reason: Some(status.reason.to_owned()),
+        message: status.message,
+        last_transition_at: Some(status.since.into()),
+    }
+}
+
+fn status_of(entry: &Entry) -> SandboxStatus {
+    entry.status().map_or_else(
+        || SandboxStatus { state: State::Stopping.word().to_owned(), reason: None, message: None, last_transition_at: None },
+        status,
+    )
+}
+
+fn platform(spec: &Spec) -> Option<PlatformSpec> {
+    spec.platform.as_ref().map(|p| PlatformSpec { os: p.os.clone(), arch: p.arch.clone() })
+}
+
+/// Only extensions that were made to be round-tripped are echoed.
+fn extensions(spec: &Spec) -> Option<StringMap> {
+    let echoed: StringMap = spec
+        .extensions
+        .iter()
+        .filter(|(name, _)| name.starts_with(ECHOED_EXTENSION_PREFIX))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    (!echoed.is_empty()).then_some(echoed)
+}
+
+/// A sandbox as GET and list show it.
+pub fn sandbox(entry: &Entry) -> Sandbox {
+    let spec = entry.spec();
+    let facts = entry.facts();
+    Sandbox {
+        id: entry.id.to_string(),
+        image: spec.map(|s| ImageSpec { uri: s.image.clone(), auth: None }),
+        snapshot_id: None,
+        platform: spec.and_then(platform),
+        status: status_of(entry),
+        metadata: facts.map(|f| f.metadata.clone()).unwrap_or_default(),
+        extensions: spec.and_then(extensions),
+        allocation: None,
+        entrypoint: entry.entrypoint(),
+        expires_at: facts.and_then(|f| f.expires_at).map(Into::into),
+        created_at: entry.created_at().into(),
+    }
+}
+
+/// The answer to a create. `metadata` is the request's map as it came.
+pub fn created(entry: &Entry, metadata: Option<StringMap>) -> CreateSandboxResponse {
+    let spec = entry.spec();
+    CreateSandboxResponse {
+        id: entry.id.to_string(),
+        status: status_of(entry),
+        metadata,
+        extensions: spec.and_then(extensions),
+        platform: spec.and_then(platform),
+        expires_at: entry.facts().and_then(|f| f.expires_at).map(Into::into),
+        created_at: entry.created_at().into(),
+        entrypoint: entry.entrypoint(),
+    }
+}
