@@ -84,10 +84,8 @@ impl Inner {
             verified_later: expected.is_some(),
         };
         let (diff_id, facts) = unpack(input, &job)?;
-        if let Some(expected) = expected {
-            if diff_id != *expected {
-                return Err(ImageError::Corrupt(format!("a layer's content is {diff_id}, not {expected}")));
-            }
+        if let Some(expected) = expected.filter(|expected| **expected != diff_id) {
+            return Err(ImageError::Corrupt(format!("a layer's content is {diff_id}, not {expected}")));
         }
         let text = serde_json::to_vec(&facts).expect("numbers are plain JSON");
         fs::write(dir.path().join(FACTS), text).map_err(|e| ImageError::io("writing a layer's facts", e))?;

@@ -108,7 +108,11 @@ impl Workspace {
         let failed = |e: io::Error| ImageError::io("making a temporary directory", e);
         loop {
             let dir = tempfile::Builder::new().prefix("work-").tempdir_in(tmp).map_err(failed)?;
-            let lock = File::open(dir.path()).map_err(failed)?;
+            let lock = match File::open(dir.path()) {
+                // A cleaner has removed it already.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                other => other.map_err(failed)?,
+            };
             match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 // A cleaner took it in the moment before: it is as good as gone.
                 Err(Errno::WOULDBLOCK) => continue,
@@ -150,10 +154,18 @@ pub(crate) fn remove_abandoned(tmp: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
+/// Removes lock files nobody holds.
+pub(crate) fn remove_unheld(locks: &Path) -> Result<(), ImageError> {
+    for path in children(locks)? {
+        drop(FileLock::try_acquire(&path)?);
+    }
+    Ok(())
+}
+
 /// Reads what running operations need.
 pub(crate) fn live_pins(tmp: &Path) -> Result<Pins, ImageError> {
     let mut all = Pins::default();
-    for path in directories(tmp)? {
+    for path in children(tmp)? {
         // Those of a crashed operation are harmless until it is cleaned up.
         match fs::read(path.join(PINS)) {
             Ok(text) => all.layers.extend(serde_json::from_slice::<Pins>(&text).unwrap_or_default().layers),
@@ -164,14 +176,14 @@ pub(crate) fn live_pins(tmp: &Path) -> Result<Pins, ImageError> {
     Ok(all)
 }
 
-fn directories(tmp: &Path) -> Result<Vec<PathBuf>, ImageError> {
+fn children(tmp: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let failed = |e: io::Error| ImageError::io(format!("reading {}", tmp.display()), e);
     fs::read_dir(tmp).map_err(failed)?.map(|entry| entry.map(|e| e.path()).map_err(failed)).collect()
 }
 
 fn unlocked(tmp: &Path) -> Result<Vec<(PathBuf, File)>, ImageError> {
     let mut found = Vec::new();
-    for path in directories(tmp)? {
+    for path in children(tmp)? {
         // It may be gone by now.
         let Ok(lock) = File::open(&path) else { continue };
         if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {

@@ -64,12 +64,24 @@ impl ImageStore {
             layers: manifest.layers.len(),
             cancelled: CancelOnDrop::default(),
         };
-        stream::iter(manifest.layers.iter().zip(&parsed.diff_ids))
-            .map(|(descriptor, diff_id)| fetch.layer(descriptor, diff_id))
-            .buffer_unordered(CONCURRENT_LAYERS)
-            .try_collect::<()>()
-            .await?;
+        // Collected first: a stream that held the closure could not be sent between threads.
+        let fetches: Vec<_> = manifest
+            .layers
+            .iter()
+            .zip(&parsed.diff_ids)
+            .map(|(layer, diff_id)| fetch.layer(layer, diff_id))
+            .collect();
+        let fetched = stream::iter(fetches).buffer_unordered(CONCURRENT_LAYERS).try_collect::<()>().await;
         drop(fetch);
+        if let Err(error) = fetched {
+            // Deleting what was downloaded may take a while.
+            blocking(move || {
+                drop(workspace);
+                Ok(())
+            })
+            .await?;
+            return Err(error);
+        }
         let layers = manifest.layers.len();
         let inner = Arc::clone(&self.inner);
         let image = blocking(move || {

@@ -49,6 +49,14 @@ enum Outlook {
     Passing,
 }
 
+/// What is asked of a registry besides layers.
+#[derive(Clone, Copy)]
+enum Question<'a> {
+    LogIn,
+    Manifest(&'a oci_client::Reference),
+    Document(&'a Descriptor),
+}
+
 struct Failure {
     error: ImageError,
     outlook: Outlook,
@@ -99,20 +107,12 @@ impl Registry {
 
     /// Gets a token if the registry wants one. Without this step its refusal would look like that of the image.
     pub(crate) async fn log_in(&self) -> Result<(), ImageError> {
-        self.retrying(async || {
-            let login = self.client.auth(&self.target, &self.auth, RegistryOperation::Pull);
-            match tokio::time::timeout(DOCUMENT_TIMEOUT, login).await {
-                Ok(Ok(_)) => Ok(()),
-                Ok(Err(e)) => Err(self.failure(e)),
-                Err(_) => Err(self.timed_out()),
-            }
-        })
-        .await
+        self.ask(Question::LogIn).await.map(drop)
     }
 
     /// Fetches the manifest or list the reference names.
     pub(crate) async fn manifest(&self) -> Result<(Vec<u8>, ImageDigest), ImageError> {
-        let bytes = self.manifest_of(&self.target).await?;
+        let bytes = self.ask(Question::Manifest(&self.target)).await?;
         let digest = ImageDigest::of(&bytes);
         match self.reference.digest() {
             Some(wanted) if *wanted != digest => Err(self.wrong_content(wanted)),
@@ -122,25 +122,9 @@ impl Registry {
 
     /// Fetches a manifest from a list.
     pub(crate) async fn manifest_by_digest(&self, digest: &ImageDigest) -> Result<Vec<u8>, ImageError> {
-        let bytes = self.manifest_of(&self.target.clone_with_digest(digest.to_string())).await?;
+        let target = self.target.clone_with_digest(digest.to_string());
+        let bytes = self.ask(Question::Manifest(&target)).await?;
         if ImageDigest::of(&bytes) == *digest { Ok(bytes) } else { Err(self.wrong_content(digest)) }
-    }
-
-    async fn manifest_of(&self, target: &oci_client::Reference) -> Result<Vec<u8>, ImageError> {
-        let bytes = self
-            .retrying(async || {
-                let fetch = self.client.pull_manifest_raw(target, &self.auth, MANIFEST_TYPES);
-                match tokio::time::timeout(DOCUMENT_TIMEOUT, fetch).await {
-                    Ok(Ok((bytes, _))) => Ok(bytes),
-                    Ok(Err(e)) => Err(self.failure(e)),
-                    Err(_) => Err(self.timed_out()),
-                }
-            })
-            .await?;
-        if bytes.len() as u64 > MAX_DOCUMENT {
-            return Err(ImageError::TooLarge(format!("a manifest of {} bytes", bytes.len())));
-        }
-        Ok(bytes.to_vec())
     }
 
     /// Fetches a small blob.
@@ -148,13 +132,42 @@ impl Registry {
         if descriptor.size > MAX_DOCUMENT {
             return Err(ImageError::TooLarge(format!("a configuration of {} bytes", descriptor.size)));
         }
-        self.retrying(async || {
-            match tokio::time::timeout(DOCUMENT_TIMEOUT, self.read_document(descriptor)).await {
-                Ok(result) => result,
-                Err(_) => Err(self.timed_out()),
+        self.ask(Question::Document(descriptor)).await
+    }
+
+    /// Asks until there is an answer, or no hope of one.
+    async fn ask(&self, question: Question<'_>) -> Result<Vec<u8>, ImageError> {
+        let mut failures = 0;
+        loop {
+            let answer = tokio::time::timeout(DOCUMENT_TIMEOUT, self.ask_once(question)).await;
+            match answer.unwrap_or_else(|_| Err(self.timed_out())) {
+                Ok(bytes) => return Ok(bytes),
+                Err(failure) => {
+                    failures += 1;
+                    self.pause(failure, failures).await?;
+                }
             }
-        })
-        .await
+        }
+    }
+
+    async fn ask_once(&self, question: Question<'_>) -> Result<Vec<u8>, Failure> {
+        match question {
+            Question::LogIn => {
+                let login = self.client.auth(&self.target, &self.auth, RegistryOperation::Pull).await;
+                login.map(|_| Vec::new()).map_err(|e| self.failure(e))
+            }
+            Question::Manifest(target) => {
+                let fetched = self.client.pull_manifest_raw(target, &self.auth, MANIFEST_TYPES).await;
+                let (bytes, _) = fetched.map_err(|e| self.failure(e))?;
+                match bytes.len() as u64 {
+                    length if length > MAX_DOCUMENT => {
+                        Err(ImageError::TooLarge(format!("a manifest of {length} bytes")).into())
+                    }
+                    _ => Ok(bytes.to_vec()),
+                }
+            }
+            Question::Document(descriptor) => self.read_document(descriptor).await,
+        }
     }
 
     async fn read_document(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Failure> {
@@ -253,19 +266,6 @@ impl Registry {
                 Ok(stream)
             }
             Err(e) => Err(self.failure(e)),
-        }
-    }
-
-    async fn retrying<T>(&self, attempt: impl AsyncFn() -> Result<T, Failure>) -> Result<T, ImageError> {
-        let mut failures = 0;
-        loop {
-            match attempt().await {
-                Ok(value) => return Ok(value),
-                Err(failure) => {
-                    failures += 1;
-                    self.pause(failure, failures).await?;
-                }
-            }
         }
     }
 

@@ -96,6 +96,7 @@ impl ImageStore {
         }
         let inner = Inner { dir, options };
         lock::remove_abandoned(&inner.tmp())?;
+        lock::remove_unheld(&inner.dir.join("locks"))?;
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -288,10 +289,8 @@ impl Inner {
     /// Finds out what a reference means here.
     pub(crate) fn find(&self, index: &Index, reference: &str) -> Result<Option<Found>, ImageError> {
         let by_name = reference.parse::<Reference>();
-        if let Ok(name) = &by_name {
-            if let Some(found) = find_name(index, name) {
-                return Ok(Some(found));
-            }
+        if let Some(found) = by_name.as_ref().ok().and_then(|name| find_name(index, name)) {
+            return Ok(Some(found));
         }
         let hex = reference.strip_prefix("sha256:").unwrap_or(reference);
         let is_prefix = (MIN_ID_PREFIX..=64).contains(&hex.len()) && crate::reference::is_hex(hex, hex.len());

@@ -445,6 +445,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn no_input_panics(mut data in prop::collection::vec(any::<u8>(), 0..2048), fix in any::<bool>()) {
             if fix && data.len() >= BLOCK {

@@ -141,10 +141,8 @@ impl Tree {
     /// Finds the place of a path, making the directories above it.
     pub(crate) fn place(&mut self, parent: &[CString], name: &CString) -> Result<Place, ImageError> {
         let key = join(parent);
-        if let Some((last, fd)) = &self.last_parent {
-            if *last == key {
-                return Ok(Place { parent: Rc::clone(fd), name: name.clone() });
-            }
+        if let Some((_, fd)) = self.last_parent.as_ref().filter(|(last, _)| *last == key) {
+            return Ok(Place { parent: Rc::clone(fd), name: name.clone() });
         }
         let fd = match self.open_directory(parent, OFlags::PATH)? {
             Some(fd) => Rc::new(fd),

@@ -1,0 +1,9 @@
+mod archives;
+mod fixture;
+mod hostile;
+mod like_tar;
+mod overlay;
+mod pulls;
+mod real_registry;
+mod space;
+mod stub;
