@@ -84,3 +84,39 @@ fn the_real_host_image_holds_no_secrets() {
     }
     assert!(fs::read_to_string(layer.join("etc/passwd")).unwrap().starts_with("root:x:0:0:root:/root:"));
 }
+
+#[test]
+fn the_real_host_image_runs_programs() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = ImageStore::open(&dir.path().join("images")).unwrap();
+    let image = store.ensure_host_image().unwrap();
+    let [upper, work, target] = ["upper", "work", "root"].map(|name| dir.path().join(name));
+    for dir in [&upper, &work, &target] {
+        fs::create_dir(dir).unwrap();
+    }
+    let shown = |path: &Path| path.to_str().unwrap().to_owned();
+    let options =
+        format!("lowerdir={},upperdir={},workdir={}", shown(&image.layers[0]), shown(&upper), shown(&work));
+    let options = std::ffi::CString::new(options).unwrap();
+    let flags = rustix::mount::MountFlags::empty();
+    if let Err(e) = rustix::mount::mount("overlay", &target, "overlay", flags, Some(options.as_c_str())) {
+        return skipped("the_real_host_image_runs_programs", &format!("cannot mount overlayfs: {e}"));
+    }
+    // Detaching the root detaches what is mounted below it.
+    let _mounted = Mounted(&target);
+    for (host, inside) in &image.grafts {
+        let inside = target.join(inside.strip_prefix("/").unwrap());
+        rustix::mount::mount_bind(host, inside).unwrap();
+    }
+    let script = "id -un; echo $HOME; ls -A /root /home; test -w /tmp && test ! -e /etc/shadow && echo fine";
+    let output = std::process::Command::new("chroot")
+        .arg(&target)
+        .args(["bash", "-c", script])
+        .env_clear()
+        .envs(image.config.env.iter().map(|(k, v)| (k, v)))
+        .output()
+        .unwrap();
+    let told =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(told.starts_with("root\n") && told.ends_with("fine\n"), "{told}");
+}
