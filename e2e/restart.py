@@ -337,8 +337,8 @@ class Loop:
     def run(self):
         begun = time.monotonic()
         rounds, failure = 0, None
-        self.stack.start()
         try:
+            self.stack.start()
             while rounds < self.options.rounds and time.monotonic() - begun < self.options.seconds:
                 self.round()
                 rounds += 1

@@ -12,6 +12,8 @@ mod python;
 mod setup;
 mod workspace;
 
+use std::process::ExitCode;
+
 use anyhow::{Result, bail};
 use workspace::Workspace;
 
@@ -26,7 +28,18 @@ usage: cargo xtask COMMAND
   restart [--rounds N] [--seed S]  kill the server at random moments, check what is left
   bench [--quick]                  measure beside the reference server and Docker";
 
-fn main() -> Result<()> {
+/// Errors are printed as one chain of causes: a backtrace of this program explains nothing.
+fn main() -> ExitCode {
+    match dispatch() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let command = arguments.next().unwrap_or_default();
     let rest: Vec<String> = arguments.collect();
