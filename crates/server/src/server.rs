@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
-    config::{Config, RuntimeKind, SubnetChoice},
+    config::{Config, RuntimeKind, StoreKind, SubnetChoice},
     engine::{Engine, RecoverError, Settings},
     http::{App, images::Images, router},
     store::SqliteStore,
@@ -31,6 +31,8 @@ pub enum StartError {
     Listen { address: String, source: std::io::Error },
     #[error("runtime.type = \"{0}\" is not available in this version; use \"embedded\"")]
     UnsupportedRuntime(&'static str),
+    #[error("store.type = \"postgresql\" is not available in this version; use \"sqlite\"")]
+    UnsupportedStore,
     #[error("the embedded runtime cannot start, failed in phase {}: {}", .0.phase, .0.message)]
     Runtime(RuntimeError),
     #[error("cannot open the store {}: {source}", path.display())]
@@ -68,6 +70,9 @@ impl Prepared {
             RuntimeKind::Docker => return Err(StartError::UnsupportedRuntime("docker")),
             RuntimeKind::Kubernetes => return Err(StartError::UnsupportedRuntime("kubernetes")),
         }
+        if config.store.kind == StoreKind::Postgresql {
+            return Err(StartError::UnsupportedStore);
+        }
         let embedded = &config.embedded;
         let runtime = EmbeddedRuntime::open(EmbeddedConfig {
             state_dir: embedded.state_dir.clone(),
@@ -91,7 +96,7 @@ impl Prepared {
     /// When the store or the runtime cannot be read.
     pub async fn start(self) -> Result<Server, StartError> {
         let Self { config, listener, runtime } = self;
-        let path = config.embedded.state_dir.join("server.db");
+        let path = config.store.path.clone();
         let store = SqliteStore::open(&path).await.map_err(|source| StartError::Store { path, source })?;
         let images = images(&runtime);
         let runtime = Arc::new(runtime);

@@ -81,11 +81,31 @@ pub(super) struct Boxes {
     known: Mutex<HashMap<SandboxId, Known>>,
     revision: AtomicU64,
     tell: Mutex<Option<UnboundedSender<RuntimeEvent>>>,
+    /// Images of boxes that are being made.
+    making: Mutex<Vec<String>>,
+}
+
+/// Keeps an image from being removed for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Pin<'a>(&'a Boxes, String);
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        let mut making = self.0.making.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = making.iter().position(|id| *id == self.1) {
+            making.swap_remove(at);
+        }
+    }
 }
 
 impl Default for Boxes {
     fn default() -> Self {
-        Self { known: Mutex::default(), revision: AtomicU64::new(1), tell: Mutex::new(None) }
+        Self {
+            known: Mutex::default(),
+            revision: AtomicU64::new(1),
+            tell: Mutex::new(None),
+            making: Mutex::default(),
+        }
     }
 }
 
@@ -155,8 +175,14 @@ impl Boxes {
         Some(self.observation(id, known))
     }
 
+    pub(super) fn pin(&self, image_id: &str) -> Pin<'_> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner).push(image_id.to_owned());
+        Pin(self, image_id.to_owned())
+    }
+
     pub(super) fn image_ids(&self) -> BTreeSet<String> {
-        self.lock().values().map(|known| known.about.image_id.clone()).collect()
+        let making = self.making.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.lock().values().map(|known| known.about.image_id.clone()).chain(making).collect()
     }
 }
 

@@ -33,7 +33,9 @@ pub(super) async fn watch(shared: Weak<Shared>) {
                 let event = BoxEvent {
                     at: SystemClock.now(),
                     kind: "disk-full".into(),
-                    message: format!("the disk under the sandboxes is full ({free} bytes left); writes inside fail"),
+                    message: format!(
+                        "the disk under the sandboxes is full ({free} bytes left); writes inside fail"
+                    ),
                 };
                 shared.boxes.tell(RuntimeEvent::Noticed(observed.id, event));
             }

@@ -96,8 +96,10 @@ impl EmbeddedRuntime {
         records::private_dir(&sandboxes).map_err(|e| failed("create the sandboxes directory", e))?;
         let (agent, shim) =
             binaries::unpack(&dir.join("bin")).map_err(|e| failed("unpack the agent and shim", e))?;
-        let options =
-            StoreOptions { insecure_registries: config.insecure_registries.clone(), ..StoreOptions::default() };
+        let options = StoreOptions {
+            insecure_registries: config.insecure_registries.clone(),
+            ..StoreOptions::default()
+        };
         let images = ImageStore::open_with(&dir.join("images"), options)
             .map_err(|e| RuntimeError::new(RuntimeErrorKind::Failed, "images", e.to_string()))?;
         let network = Network::open(&config)?;

@@ -112,6 +112,7 @@ impl Shared {
                 format!("image {} was removed meanwhile", plan.spec.image),
             )
         })?;
+        let _pin = self.boxes.pin(image.id.as_str());
         let slot = self.network.take()?;
         let made = self.make_in_slot(id, plan, &image, slot).await;
         if made.is_err() {
