@@ -22,7 +22,7 @@ usage: cargo xtask COMMAND
 
   setup                            install what the tests need (Debian, root)
   test                             setup, fmt, clippy, deps, cargo test, e2e, restart
-  ci                               the same with CI's settings
+  ci                               the same, with the lock file as it is
   deps                             the dependency rules, from cargo metadata
   e2e [FILTER]                     the published clients against the built binary
   restart [--rounds N] [--seed S]  kill the server at random moments, check what is left

@@ -1,0 +1,132 @@
+"""The binary itself: what a person runs first."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from stack import CGROUPS, Client, Stack, wait_for
+
+pytestmark = pytest.mark.sandglass
+
+
+def sandglass(*arguments, **more):
+    return subprocess.run(
+        [os.environ["SANDGLASS_BIN"], *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **more,
+    )
+
+
+def boxes():
+    """Cgroups of sandboxes, anybody's."""
+    return {str(path) for path in CGROUPS.glob("**/sandglass/*") if path.is_dir()}
+
+
+@pytest.fixture
+def stack():
+    made = Stack()
+    yield made
+    assert not made.close()
+
+
+def test_the_demo_works_and_leaves_nothing(tmp_path):
+    before = boxes()
+    done = sandglass("demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert wait_for(lambda: not boxes() - before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_doctor_finds_this_machine_fit():
+    done = sandglass("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_unknown_configuration_key_names_the_nearest_one(tmp_path):
+    (tmp_path / "c.toml").write_text('[server]\nprot = 1\n[runtime]\ntype = "embedded"\n')
+    done = sandglass("serve", "--config", str(tmp_path / "c.toml"))
+    assert done.returncode != 0 and "prot" in done.stderr and "port" in done.stderr
+
+
+def test_a_second_server_on_the_same_state_directory_is_refused(stack):
+    stack.start()
+    other = stack.home / "other.toml"
+    other.write_text(stack.config.read_text().replace(f"port = {stack.port}", "port = 1"))
+    done = sandglass("serve", "--config", str(other))
+    assert done.returncode != 0
+    assert stack.server.poll() is None
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_sandboxes_outlive_the_server(stack, how):
+    stack.start()
+    client = stack.client()
+    body = {
+        "image": {"uri": "host"},
+        "entrypoint": ["sleep", "infinity"],
+        "timeout": 600,
+        "resourceLimits": {},
+        "metadata": {"kept": "yes"},
+    }
+    status, made = client.call("POST", "/v1/sandboxes", body)
+    assert status == 202, made
+    path = f"/v1/sandboxes/{made['id']}"
+    assert wait_for(lambda: client.call("GET", path)[1]["status"]["state"] == "Running")
+    command = f"{path}/proxy/44772/command"
+    background = {"command": "while :; do echo tick; sleep 0.1; done", "background": True}
+    assert client.call("POST", command, background)[0] == 200
+    before = client.call("GET", path)[1]
+    client.close()
+
+    stack.server.send_signal(how)
+    stack.server.wait(20)
+    shims = {shim.pid for shim in stack.shims()}
+    stack.start()
+    client = stack.client()
+    assert client.call("GET", path)[1] == before
+    assert stack.document(made["id"], "state.json")["shimPid"] in shims
+    status, _, stream = client.raw("POST", command, {"command": "echo still here"})
+    assert status == 200 and b"still here" in stream
+    client.close()
+
+
+def test_state_and_logs_hold_no_secret_that_others_can_read(stack):
+    stack.start()
+    client = stack.client()
+    body = {"image": {"uri": "host"}, "entrypoint": ["sleep", "9"], "timeout": 60, "resourceLimits": {}}
+    identity = client.call("POST", "/v1/sandboxes", body)[1]["id"]
+    assert wait_for(lambda: stack.document(identity, "spec.json"))
+    assert stack.state.stat().st_mode & 0o077 == 0
+    spec = stack.document(identity, "spec.json")
+    log = stack.log.read_text()
+    assert stack.key not in log and spec["accessToken"] not in log and spec["routeToken"] not in log
+    client.close()
+
+
+def test_idle_costs_little_processor_time(stack):
+    stack.start()
+    ticks = lambda: sum(map(int, Path(f"/proc/{stack.server.pid}/stat").read_text().split()[13:15]))  # noqa: E731
+    begun = ticks()
+    time.sleep(3)
+    assert (ticks() - begun) / os.sysconf("SC_CLK_TCK") < 0.15
+
+
+def test_a_slow_client_does_not_hold_up_the_others(stack):
+    stack.start()
+    slow = [Client(stack.port, stack.key) for _ in range(50)]
+    for client in slow:
+        client.connection.connect()
+        client.connection.sock.sendall(b"POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    quick = stack.client()
+    begun = time.monotonic()
+    assert quick.call("GET", "/v1/sandboxes")[0] == 200
+    assert time.monotonic() - begun < 1
+    for client in [*slow, quick]:
+        client.close()
