@@ -19,7 +19,7 @@ pub(crate) fn format(workspace: &Workspace) -> Result<()> {
 }
 
 pub(crate) fn clippy(workspace: &Workspace, mode: Mode) -> Result<()> {
-    let mut command = configured(workspace, mode);
+    let mut command = in_root(workspace);
     run(command
         .args(["clippy", "--workspace", "--all-targets"])
         .args(locked(mode))
