@@ -1,0 +1,119 @@
+//! Connections: reuse, what ends them, and shutting down.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use sandglass_proxy::{ConnectError, Counts, Forwarder, Limits};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::harness::{backend, front, get, read_head, talk, until};
+
+const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
+async fn keeping_alive(mut stream: TcpStream) {
+    while !read_head(&mut stream).await.is_empty() {
+        stream.write_all(OK).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn sequential_requests_share_a_connection() {
+    let (target, connections) = backend(keeping_alive).await;
+    let front = front(&Forwarder::new(Limits::default()), target).await;
+    for _ in 0..20 {
+        assert!(get(front, "/").await.ends_with("ok"));
+        // The connection is free again a moment after the client has the last byte.
+        tokio::task::yield_now().await;
+    }
+    let used = connections.load(Ordering::SeqCst);
+    assert!(used <= 3, "{used} connections");
+}
+
+#[tokio::test]
+async fn unused_connections_are_closed_in_time() {
+    let (closed, mut closes) = tokio::sync::mpsc::unbounded_channel();
+    let (target, _) = backend(move |stream| {
+        let closed = closed.clone();
+        async move {
+            keeping_alive(stream).await;
+            closed.send(()).unwrap();
+        }
+    })
+    .await;
+    let limits = Limits { idle: Duration::from_millis(50), ..Limits::default() };
+    let front = front(&Forwarder::new(limits), target).await;
+    get(front, "/").await;
+    tokio::time::timeout(Duration::from_secs(2), closes.recv()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_kept_connection_that_the_backend_closed_is_replaced_unseen() {
+    // Answers once, waits for the next request and hangs up on it: the race between an idle close and a new request.
+    let (target, connections) = backend(|mut stream| async move {
+        read_head(&mut stream).await;
+        stream.write_all(OK).await.unwrap();
+        read_head(&mut stream).await;
+    })
+    .await;
+    let front = front(&Forwarder::new(Limits::default()), target).await;
+    assert!(get(front, "/1").await.ends_with("ok"));
+    until("the connection is kept", || connections.load(Ordering::SeqCst) == 1).await;
+    assert!(get(front, "/2").await.ends_with("ok"), "a GET is sent again");
+    assert_eq!(connections.load(Ordering::SeqCst), 2);
+
+    let answer =
+        talk(front, b"POST / HTTP/1.1\r\nhost: f\r\nconnection: close\r\ncontent-length: 1\r\n\r\nx").await;
+    assert!(answer.starts_with("HTTP/1.1 502"), "a POST may have been acted on: {answer}");
+}
+
+#[tokio::test]
+async fn forgetting_an_address_cuts_what_is_in_flight() {
+    let (target, connections) = backend(|mut stream| async move {
+        read_head(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n").await.unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let forwarder = Forwarder::new(Limits::default());
+    let front = front(&forwarder, target).await;
+    let mut client = TcpStream::connect(front).await.unwrap();
+    client.write_all(b"GET / HTTP/1.1\r\nhost: f\r\n\r\n").await.unwrap();
+    let mut got = Vec::new();
+    while !got.ends_with(b"hi\r\n") {
+        client.read_buf(&mut got).await.unwrap();
+    }
+    forwarder.forget(target.ip());
+    let _ = client.read_to_end(&mut got).await;
+    assert!(!got.ends_with(b"0\r\n\r\n"), "the body must not look complete");
+    until("nothing is in flight", || forwarder.counts() == Counts::default()).await;
+
+    // The address works again for whoever has it next.
+    let lease = forwarder.connect(target).await.unwrap();
+    drop(lease);
+    until("a new connection was made", || connections.load(Ordering::SeqCst) == 2).await;
+}
+
+#[tokio::test]
+async fn draining_waits_for_what_is_in_flight_and_then_cuts() {
+    let (target, _) = backend(|mut stream| async move {
+        let head = read_head(&mut stream).await;
+        if head.starts_with(b"GET /forever") {
+            std::future::pending::<()>().await;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        stream.write_all(OK).await.unwrap();
+    })
+    .await;
+    let forwarder = Forwarder::new(Limits::default());
+    let front = front(&forwarder, target).await;
+    let ends = tokio::spawn(async move { get(front, "/").await });
+    let hangs = tokio::spawn(async move { get(front, "/forever").await });
+    until("both are in flight", || forwarder.counts().requests == 2).await;
+
+    let cut = forwarder.drain(Duration::from_millis(500)).await;
+    assert_eq!(cut, Counts { requests: 1, upgrades: 0 });
+    assert!(ends.await.unwrap().ends_with("ok"));
+    assert!(hangs.await.unwrap().starts_with("HTTP/1.1 503"));
+    assert!(matches!(forwarder.connect(target).await, Err(ConnectError::Draining)));
+}

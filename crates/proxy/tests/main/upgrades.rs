@@ -1,0 +1,140 @@
+//! Connections that stop being HTTP.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use sandglass_proxy::{Counts, Forwarder, Limits};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::harness::{answering, backend, capturing, front, read_head, until};
+
+const ASK: &[u8] = b"GET /ws?x=%2F HTTP/1.1\r\nHost: f\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\
+    Sec-WebSocket-Key: abc\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: one, two\r\nOrigin: http://o\r\n\r\n";
+
+async fn echoing() -> SocketAddr {
+    backend(|mut stream| async move {
+        read_head(&mut stream).await;
+        // The first bytes of the new protocol come with the head.
+        stream
+            .write_all(
+                b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+                  Sec-WebSocket-Protocol: two\r\n\r\nhello",
+            )
+            .await
+            .unwrap();
+        let (mut reader, mut writer) = stream.split();
+        let _ = tokio::io::copy(&mut reader, &mut writer).await;
+    })
+    .await
+    .0
+}
+
+async fn connect(front: SocketAddr) -> (TcpStream, String) {
+    let mut client = TcpStream::connect(front).await.unwrap();
+    client.write_all(ASK).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"hello") {
+        assert_ne!(client.read_buf(&mut head).await.unwrap(), 0, "{}", String::from_utf8_lossy(&head));
+    }
+    (client, String::from_utf8(head).unwrap())
+}
+
+#[tokio::test]
+async fn bytes_flow_both_ways_after_the_upgrade() {
+    let forwarder = Forwarder::new(Limits::default());
+    let front = front(&forwarder, echoing().await).await;
+    let (mut client, head) = connect(front).await;
+    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+    for line in ["connection: upgrade", "upgrade: websocket", "sec-websocket-protocol: two"] {
+        assert!(head.contains(&format!("{line}\r\n")), "{line} in {head}");
+    }
+    assert!(!head.contains("content-length"), "{head}");
+    until("one upgrade is counted", || forwarder.counts() == Counts { requests: 0, upgrades: 1 }).await;
+
+    for message in [&b"\x81\x05first"[..], &[0; 200_000][..]] {
+        let (mut reader, mut writer) = client.split();
+        let mut got = vec![1; message.len()];
+        let (sent, received) = tokio::join!(writer.write_all(message), reader.read_exact(&mut got));
+        sent.unwrap();
+        received.unwrap();
+        assert!(got == message);
+    }
+    // Half a close passes through: the echo still answers what was sent before.
+    client.write_all(b"last").await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut rest = String::new();
+    client.read_to_string(&mut rest).await.unwrap();
+    assert_eq!(rest, "last");
+    until("none is counted", || forwarder.counts() == Counts::default()).await;
+}
+
+#[tokio::test]
+async fn the_backend_gets_the_whole_question() {
+    let (target, mut requests) = capturing().await;
+    let front = front(&Forwarder::new(Limits::default()), target).await;
+    let mut client = TcpStream::connect(front).await.unwrap();
+    client.write_all(ASK).await.unwrap();
+    let seen = requests.recv().await.unwrap();
+    assert!(seen.starts_with("GET /ws?x=%2F HTTP/1.1\r\n"), "{seen}");
+    for line in [
+        "connection: upgrade",
+        "upgrade: websocket",
+        "sec-websocket-key: abc",
+        "origin: http://o",
+        "sec-websocket-protocol: one, two",
+    ] {
+        assert!(seen.contains(&format!("{line}\r\n")), "{line} in {seen}");
+    }
+    // It answered 204, which is an answer like any other.
+    let answer = String::from_utf8(read_head(&mut client).await).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 204"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_refused_upgrade_is_an_ordinary_answer() {
+    let target = answering(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno").await;
+    let front = front(&Forwarder::new(Limits::default()), target).await;
+    let mut client = TcpStream::connect(front).await.unwrap();
+    client.write_all(ASK).await.unwrap();
+    let mut got = read_head(&mut client).await;
+    while !got.ends_with(b"no") {
+        client.read_buf(&mut got).await.unwrap();
+    }
+    assert!(got.starts_with(b"HTTP/1.1 403"));
+}
+
+#[tokio::test]
+async fn cleartext_http2_is_not_tunnelled() {
+    let (target, mut requests) = capturing().await;
+    let front = front(&Forwarder::new(Limits::default()), target).await;
+    let mut client = TcpStream::connect(front).await.unwrap();
+    client
+        .write_all(b"GET / HTTP/1.1\r\nHost: f\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA\r\n\r\n")
+        .await
+        .unwrap();
+    let seen = requests.recv().await.unwrap();
+    assert!(!seen.contains("h2c") && !seen.contains("http2-settings"), "{seen}");
+}
+
+#[tokio::test]
+async fn a_dead_side_and_a_drain_end_the_relay() {
+    let forwarder = Forwarder::new(Limits::default());
+    let target = echoing().await;
+    let front = front(&forwarder, target).await;
+    let (client, _) = connect(front).await;
+    until("one upgrade is counted", || forwarder.counts().upgrades == 1).await;
+    drop(client);
+    until("none is counted", || forwarder.counts().upgrades == 0).await;
+
+    let (mut forgotten, _) = connect(front).await;
+    forwarder.forget(target.ip());
+    let mut rest = Vec::new();
+    let _ = forgotten.read_to_end(&mut rest).await;
+
+    let (mut drained, _) = connect(front).await;
+    let cut = forwarder.drain(Duration::from_millis(50)).await;
+    assert_eq!(cut, Counts { requests: 0, upgrades: 1 });
+    let _ = drained.read_to_end(&mut rest).await;
+    assert!(rest.is_empty());
+}
