@@ -87,7 +87,7 @@ def gone(manager, sandbox):
 
 def test_pause_stops_the_clock_of_processes_and_resume_continues_them(create, config, manager):
     box = create()
-    box.commands.run("i=0; while :; do i=$((i+1)); echo $i > /tmp/n; sleep 0.02; done >/dev/null 2>&1 & echo started")
+    box.commands.run("i=0; while :; do i=$((i+1)); echo $i > /tmp/m; mv /tmp/m /tmp/n; sleep 0.02; done >/dev/null 2>&1 & echo started")
     assert wait_for(lambda: box.commands.run("cat /tmp/n").text.strip())
     box.pause()
     assert wait_for(lambda: manager.get_sandbox_info(box.id).status.state == "Paused")
@@ -211,8 +211,7 @@ def test_endpoints_of_the_agent_the_egress_port_and_a_program(create, config, se
 def test_a_program_in_the_sandbox_is_reached_through_its_endpoint(create, config, server, through_proxy):
     box = create(connection_config=config(use_server_proxy=through_proxy))
     box.commands.run(
-        "mkdir -p /tmp/www && echo hello > /tmp/www/index.html && "
-        "(cd /tmp/www && exec python3 -m http.server 8080 >/dev/null 2>&1 &)"
+        "mkdir -p /tmp/www && echo hello > /tmp/www/index.html && busybox httpd -p 8080 -h /tmp/www >/dev/null 2>&1"
     )
     endpoint = box.get_endpoint(8080)
     headers = {**endpoint.headers, **({"OPEN-SANDBOX-API-KEY": server.key} if through_proxy else {})}
