@@ -123,7 +123,8 @@ mod tests {
 
     #[test]
     fn hop_by_hop_headers_and_those_named_by_connection_go() {
-        let cases: &[(&[(&str, &str)], &[&str])] = &[
+        type Lines = &'static [(&'static str, &'static str)];
+        let cases: &[(Lines, &[&str])] = &[
             (&[("connection", "close"), ("a", "1")], &["a"]),
             (
                 &[("connection", "X-One, x-two"), ("x-one", "1"), ("X-Two", "2"), ("x-three", "3")],
