@@ -37,7 +37,6 @@ pub fn restrict() -> io::Result<()> {
             other => other?,
         }
     }
-    let sets =
-        CapabilitySets { effective: ALLOWED, permitted: ALLOWED, inheritable: CapabilitySet::empty() };
+    let sets = CapabilitySets { effective: ALLOWED, permitted: ALLOWED, inheritable: CapabilitySet::empty() };
     Ok(set_capabilities(None, sets)?)
 }

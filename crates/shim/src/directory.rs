@@ -53,7 +53,10 @@ impl BoxDir {
     pub fn spec(&self) -> io::Result<BoxSpec> {
         let spec: BoxSpec = read_json(&self.join("spec.json"))?;
         if spec.version != SPEC_VERSION {
-            return Err(io::Error::other(format!("spec.json has version {}, not {SPEC_VERSION}", spec.version)));
+            return Err(io::Error::other(format!(
+                "spec.json has version {}, not {SPEC_VERSION}",
+                spec.version
+            )));
         }
         Ok(spec)
     }
@@ -94,7 +97,9 @@ impl BoxDir {
         let file = self.lock_file()?;
         match fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(ShimLock { _file: file }),
-            Err(rustix::io::Errno::ACCESS | rustix::io::Errno::AGAIN) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(rustix::io::Errno::ACCESS | rustix::io::Errno::AGAIN) => {
+                Err(io::ErrorKind::WouldBlock.into())
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -142,5 +147,6 @@ pub fn start_ticks(pid: i32) -> Option<u64> {
 
 /// Changes at every start of the machine.
 pub fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or_else(|_| String::new(), |id| id.trim().into())
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_or_else(|_| String::new(), |id| id.trim().into())
 }

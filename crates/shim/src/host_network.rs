@@ -52,7 +52,8 @@ pub fn ensure(prefix: &str, subnet: Subnet) -> Result<(), NetworkError> {
     if fs::read_to_string(forward).is_ok_and(|value| value.trim() != "1") {
         fs::write(forward, "1").map_err(failed("turn on ip forwarding"))?;
     }
-    nftables::install(prefix, (subnet.address, subnet.prefix_len)).map_err(failed("install the nftables table"))
+    nftables::install(prefix, (subnet.address, subnet.prefix_len))
+        .map_err(failed("install the nftables table"))
 }
 
 /// Removes the table; absent is fine. Forwarding stays on, because others may rely on it by now.

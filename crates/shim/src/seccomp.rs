@@ -33,10 +33,8 @@ pub fn compile() -> io::Result<BpfProgram> {
         calls::ALLOWED.iter().chain(calls::ALLOWED_OLD).map(|call| (*call, Vec::new())).collect();
     let values = |value: &u64| rule(vec![condition(0, SeccompCmpOp::Eq, *value)?]);
     rules.insert(libc::SYS_personality, PERSONALITIES.iter().map(values).collect::<io::Result<_>>()?);
-    rules.insert(
-        libc::SYS_clone,
-        vec![rule(vec![condition(0, SeccompCmpOp::MaskedEq(NEW_NAMESPACES), 0)?])?],
-    );
+    rules
+        .insert(libc::SYS_clone, vec![rule(vec![condition(0, SeccompCmpOp::MaskedEq(NEW_NAMESPACES), 0)?])?]);
     rules.insert(libc::SYS_socket, vec![rule(vec![condition(0, SeccompCmpOp::Ne, AF_VSOCK)?])?]);
     let filter = SeccompFilter::new(
         rules,

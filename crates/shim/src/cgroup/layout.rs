@@ -79,8 +79,10 @@ impl Layout {
         }
         let mount = unified?;
         let offered = v2_controllers(&mount);
-        let mut controllers: Vec<Controller> =
-            Controller::ALL.into_iter().filter(|c| offered.split_whitespace().any(|o| o == c.name())).collect();
+        let mut controllers: Vec<Controller> = Controller::ALL
+            .into_iter()
+            .filter(|c| offered.split_whitespace().any(|o| o == c.name()))
+            .collect();
         // The core of v2 freezes and counts CPU time by itself.
         controllers.extend([Controller::Freezer, Controller::Cpuacct]);
         Some(Self::V2 { mount, controllers })

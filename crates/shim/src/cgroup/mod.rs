@@ -217,7 +217,9 @@ fn make_group(dir: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if let Some(parent) = dir.parent() {
                 match fs::create_dir(parent) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(named(parent, &error)),
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                        return Err(named(parent, &error));
+                    }
                     _ => {}
                 }
             }
@@ -252,6 +254,9 @@ fn named(path: &Path, error: &io::Error) -> io::Error {
 fn missing(what: &str, controller: Controller) -> io::Error {
     io::Error::new(
         io::ErrorKind::Unsupported,
-        format!("a {what} limit needs the cgroup controller `{}`, which this host does not offer", controller.name()),
+        format!(
+            "a {what} limit needs the cgroup controller `{}`, which this host does not offer",
+            controller.name()
+        ),
     )
 }

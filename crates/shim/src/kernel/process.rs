@@ -1,7 +1,7 @@
 //! Processes: fork, clone3, descriptors across exec, signals, keyring.
 //!
 //! Invariant: [`fork`] and [`clone_child`] are called in single-threaded processes only (zygote and shim never start
-//! a thread), so the copy may run ordinary Rust code.
+//! a thread), so the copy may run ordinary Rust code. The one exception, in `doctor`, runs none.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -123,9 +123,20 @@ pub fn close_from(first: RawFd) -> io::Result<()> {
 
 /// Gives every signal its default action and unblocks all, as a fresh program expects.
 pub fn reset_signals() {
-    for signal in 1..=64 {
-        // SAFETY: SIG_DFL is a valid action; the kernel refuses the few signals that cannot be changed.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    // The kernel's own structure, all zero: default action, no flags, empty mask. By raw call, because libc keeps
+    // two signals for itself and would leave them as the server's parent had them.
+    let default = [0_u64; 4];
+    for signal in 1..=64_i32 {
+        // SAFETY: `default` is a valid kernel sigaction; the few signals that cannot be changed are refused.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                std::ptr::null_mut::<u64>(),
+                8_usize,
+            )
+        };
     }
     // SAFETY: a zeroed set is a valid argument for sigemptyset, which initialises it.
     unsafe {
@@ -164,7 +175,8 @@ pub enum ReapChildren {
 pub fn fresh_session_keyring() -> io::Result<()> {
     const KEYCTL_JOIN_SESSION_KEYRING: libc::c_long = 1;
     // SAFETY: a null name asks for an anonymous keyring.
-    let result = unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, std::ptr::null::<u8>()) };
+    let result =
+        unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, std::ptr::null::<u8>()) };
     check(if result < 0 { -1 } else { 0 })
 }
 

@@ -83,12 +83,15 @@ fn become_agent(plan: &Plan<'_>, sync: &Sync) -> Result<std::convert::Infallible
 fn before_rootfs(plan: &Plan<'_>, sync: &Sync) -> Result<OwnedFd, Failure> {
     set_parent_process_death_signal(Some(Signal::KILL)).during("process")?;
     reset_signals();
+    // The shim's group is not the box's.
+    rustix::process::setsid().during("process")?;
     for tasks in &plan.tasks {
         let mut tasks = File::from(tasks.try_clone().during("cgroup")?);
         tasks.write_all(b"0").during("cgroup")?;
     }
     sync.report_time("cgroup", plan.start);
     link::open_loopback().during("network")?;
+    sync.report_ready().during("process")?;
     let listener = listen_on(plan.spec.process.agent_port).during("network")?;
     sync.report_time("listen", plan.start);
     sync.await_step(Step::Mapped).during("process")?;
@@ -137,7 +140,14 @@ fn arrange_descriptors(plan: &Plan<'_>, listener: &OwnedFd, sync: &Sync) -> io::
     let sync = lift(sync.fd.as_fd())?;
     // The box's own, so that not even a handle of the host's file system is left.
     let null = lift(File::open("/dev/null")?.as_fd())?;
-    let ends = [null.as_fd(), plan.stdout.as_fd(), plan.stderr.as_fd(), plan.boot.as_fd(), listener.as_fd(), plan.status.as_fd()];
+    let ends = [
+        null.as_fd(),
+        plan.stdout.as_fd(),
+        plan.stderr.as_fd(),
+        plan.boot.as_fd(),
+        listener.as_fd(),
+        plan.status.as_fd(),
+    ];
     let lifted = ends.into_iter().map(lift).collect::<io::Result<Vec<_>>>()?;
     for (target, fd) in lifted.iter().enumerate() {
         place(fd.as_fd(), target as i32)?;

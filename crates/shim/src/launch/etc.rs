@@ -28,8 +28,9 @@ pub struct Ground<'a> {
 impl<'a> Ground<'a> {
     pub fn open(lowers: &[PathBuf], upper: &'a Path, ids: IdRange) -> io::Result<Self> {
         let open_layer = |path: &PathBuf| {
-            open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-                .map_err(|error| io::Error::new(io::Error::from(error).kind(), format!("{}: {error}", path.display())))
+            open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(|error| {
+                io::Error::new(io::Error::from(error).kind(), format!("{}: {error}", path.display()))
+            })
         };
         let lowers = lowers.iter().map(open_layer).collect::<io::Result<_>>()?;
         Ok(Self { lowers, upper, ids })
@@ -76,7 +77,8 @@ impl<'a> Ground<'a> {
     }
 
     fn dress(&self, place: &Path, like: Option<fs::Metadata>) -> io::Result<()> {
-        let (mode, uid, gid) = like.map_or((0o755, 0, 0), |like| (like.mode() & 0o7777, like.uid(), like.gid()));
+        let (mode, uid, gid) =
+            like.map_or((0o755, 0, 0), |like| (like.mode() & 0o7777, like.uid(), like.gid()));
         let shifted = |id: u32| self.ids.base + if id < self.ids.count { id } else { 0 };
         chown(place, Some(shifted(uid)), Some(shifted(gid)))?;
         fs::set_permissions(place, fs::Permissions::from_mode(mode))

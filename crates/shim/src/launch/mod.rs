@@ -182,6 +182,7 @@ fn beside_child(
     timings.mark("rootfs");
     if let Some(network) = &spec.network {
         remains.host_interface = Some(network.host_interface.clone());
+        sync.until_ready(timings)?;
         link::attach(network, pid).during("network")?;
         sync.tell(sync::Step::Linked).during("process")?;
         timings.mark("veth");
@@ -207,7 +208,8 @@ fn private_mounts() -> io::Result<()> {
 }
 
 fn cgroup_view(path: &std::path::Path) -> io::Result<OwnedFd> {
-    let view = open_tree(rustix::fs::CWD, path, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+    let view =
+        open_tree(rustix::fs::CWD, path, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
     set_attributes(view.as_fd(), RDONLY | NOSUID, None, Reach::This)?;
     Ok(view)
 }

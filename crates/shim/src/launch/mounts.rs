@@ -12,9 +12,7 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, open};
 use rustix::io::Errno;
-use rustix::mount::{
-    MountFlags, OpenTreeFlags, UnmountFlags, mount, mount_remount, open_tree, unmount,
-};
+use rustix::mount::{MountFlags, OpenTreeFlags, UnmountFlags, mount, mount_remount, open_tree, unmount};
 use rustix::process::{fchdir, pivot_root};
 
 use super::Plan;
@@ -69,7 +67,8 @@ pub fn assemble(plan: &Plan<'_>) -> io::Result<()> {
 /// Puts the merged root over itself, because the kernel has locked it in this namespace and pivots only to a mount
 /// that is not; then exchanges the roots. Returns the old one.
 fn enter() -> io::Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     let root = open_tree(CWD, ".", flags).map_err(|error| about("merged root", &error.into()))?;
     attach(root.as_fd(), CWD, Path::new("."))?;
     let old_root = open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
@@ -141,7 +140,8 @@ fn mask() -> io::Result<()> {
         }
     }
     for path in READ_ONLY {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+        let flags =
+            OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
         let view = match open_tree(CWD, path, flags) {
             Err(Errno::NOENT) => continue,
             other => other.map_err(|error| about(path, &error.into()))?,

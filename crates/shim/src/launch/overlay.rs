@@ -30,8 +30,8 @@ pub struct Overlay<'a> {
 /// `redirect_dir` off: a layer of hostile origin must not point elsewhere. `volatile`: nobody waits for disks, and
 /// after a crash of the machine the box is gone anyway.
 const FLAGS: [&str; 1] = ["volatile"];
-const STRINGS: [(&str, &str); 4] =
-    [("redirect_dir", "nofollow"), ("index", "off"), ("xino", "off"), ("metacopy", "off")];
+const STRINGS: [(&str, &str); 5] =
+    [("redirect_dir", "nofollow"), ("index", "off"), ("xino", "off"), ("metacopy", "off"), ("uuid", "null")];
 
 /// Shows every layer with the box's ids, at its own path in this mount namespace; returns those paths.
 pub fn map_layers(lowers: &[PathBuf], userns: BorrowedFd<'_>) -> io::Result<()> {
@@ -92,14 +92,17 @@ fn create_with_option_string(overlay: &Overlay<'_>) -> io::Result<OwnedFd> {
         escaped(overlay.upper),
         escaped(overlay.work)
     );
-    for (key, value) in STRINGS {
+    // The last option is younger than the kernels that come here.
+    for (key, value) in &STRINGS[..4] {
         options.push_str(&format!(",{key}={value}"));
     }
     if options.len() > 4095 {
         let layers = overlay.lowers.len();
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            format!("{layers} layers do not fit this kernel's mount options: flatten the image or use Linux 6.8"),
+            format!(
+                "{layers} layers do not fit this kernel's mount options: flatten the image or use Linux 6.8"
+            ),
         ));
     }
     let options = std::ffi::CString::new(options).map_err(io::Error::other)?;

@@ -53,8 +53,9 @@ pub fn build(dir: &BoxDir, spec: &BoxSpec, userns: BorrowedFd<'_>, remains: &mut
     }
     mount_agent(&merged, &spec.process.agent)?;
     for volume in &spec.root.volumes {
-        mount_volume(&merged, volume, userns, spec.ids)
-            .map_err(|error| io::Error::new(error.kind(), format!("volume {}: {error}", volume.target.display())))?;
+        mount_volume(&merged, volume, userns, spec.ids).map_err(|error| {
+            io::Error::new(error.kind(), format!("volume {}: {error}", volume.target.display()))
+        })?;
     }
     if spec.root.read_only {
         set_attributes(merged.as_fd(), RDONLY, None, Reach::This)?;
@@ -112,7 +113,10 @@ fn plant(spec: &BoxSpec, uppers: &Uppers) -> io::Result<()> {
         grounds.push((graft.target.strip_prefix("/").unwrap_or(&graft.target), ground));
     }
     let put = |path: &Path, content: &str| {
-        let deepest = grounds.iter().filter(|(at, _)| path.starts_with(at)).max_by_key(|(at, _)| at.components().count());
+        let deepest = grounds
+            .iter()
+            .filter(|(at, _)| path.starts_with(at))
+            .max_by_key(|(at, _)| at.components().count());
         match deepest {
             Some((at, ground)) => ground.file(path.strip_prefix(at).unwrap_or(path), content),
             None => Ok(()),
@@ -143,7 +147,9 @@ fn needed_directory(merged: &OwnedFd, name: &str, ids: IdRange) -> io::Result<()
 
 fn mount_agent(merged: &OwnedFd, agent: &Path) -> io::Result<()> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let named = |error: Errno| io::Error::new(io::Error::from(error).kind(), format!("agent {}: {error}", agent.display()));
+    let named = |error: Errno| {
+        io::Error::new(io::Error::from(error).kind(), format!("agent {}: {error}", agent.display()))
+    };
     let mount = open_tree(CWD, agent, flags).map_err(named)?;
     set_attributes(mount.as_fd(), RDONLY | NODEV | NOSUID, None, Reach::This)?;
     let target = open_inside(merged, Path::new(AGENT), OFlags::PATH | OFlags::NOFOLLOW)?;
@@ -163,10 +169,15 @@ fn mount_volume(merged: &OwnedFd, volume: &Bind, userns: BorrowedFd<'_>, ids: Id
         | OpenTreeFlags::AT_RECURSIVE;
     let mount = open_tree(&source, "", flags)?;
     let access = if volume.read_only { RDONLY } else { 0 };
-    set_attributes(mount.as_fd(), NODEV | NOSUID | access, Some(userns), Reach::Subtree).map_err(|error| {
-        let source = volume.source.display();
-        io::Error::new(error.kind(), format!("{source}: the file system does not support id-mapped mounts: {error}"))
-    })?;
+    set_attributes(mount.as_fd(), NODEV | NOSUID | access, Some(userns), Reach::Subtree).map_err(
+        |error| {
+            let source = volume.source.display();
+            io::Error::new(
+                error.kind(),
+                format!("{source}: the file system does not support id-mapped mounts: {error}"),
+            )
+        },
+    )?;
     let target = mount_point(merged, &volume.target, kind, ids)?;
     attach(mount.as_fd(), target.as_fd(), Path::new(""))
 }

@@ -25,6 +25,7 @@ pub struct Sync {
     pub fd: OwnedFd,
 }
 
+const READY: u8 = b'R';
 const TIMING: u8 = b'T';
 const FAILURE: u8 = b'F';
 const LONGEST: usize = 4096;
@@ -48,6 +49,11 @@ impl Sync {
         }
     }
 
+    /// The child's part of the order: no interface may come before its namespace is told how to treat it.
+    pub fn report_ready(&self) -> io::Result<()> {
+        self.send(&[READY])
+    }
+
     pub fn report_time(&self, name: &str, start: Instant) {
         let micros = start.elapsed().as_micros();
         // Only for information.
@@ -61,13 +67,27 @@ impl Sync {
         let _ = self.send(&text);
     }
 
+    /// Waits until the child's network namespace may get an interface.
+    pub fn until_ready(&self, timings: &mut Timings) -> Result<(), Failure> {
+        match self.collect(timings)? {
+            Some(()) => Ok(()),
+            None => Err(Failure::new("process", "the box's first process died")),
+        }
+    }
+
     /// Collects the child's timings until it has executed the agent.
     pub fn until_exec(&self, timings: &mut Timings) -> Result<(), Failure> {
+        while self.collect(timings)?.is_some() {}
+        Ok(())
+    }
+
+    fn collect(&self, timings: &mut Timings) -> Result<Option<()>, Failure> {
         let mut packet = [0; LONGEST];
         loop {
             let length = self.receive(&mut packet).map_err(|error| Failure::new("process", error))?;
             match packet[..length].split_first() {
-                None => return Ok(()),
+                None => return Ok(None),
+                Some((&READY, _)) => return Ok(Some(())),
                 Some((&TIMING, rest)) => {
                     let text = String::from_utf8_lossy(rest);
                     if let Some((micros, name)) = text.split_once(' ') {

@@ -123,8 +123,7 @@ impl Socket {
     }
 
     fn open(protocol: Option<Protocol>) -> io::Result<Self> {
-        let fd =
-            socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+        let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
         rustix::net::bind(&fd, &SocketAddrNetlink::new(0, 0))?;
         Ok(Self { fd, sequence: 0 })
     }

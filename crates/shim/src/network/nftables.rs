@@ -5,7 +5,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 
-use super::netlink::{ACK, APPEND, CREATE, Message, Socket};
+use super::netlink::{ACK, APPEND, CREATE, Message, Socket, attributes};
 use super::nft_attributes::*;
 
 const SUBSYSTEM: u16 = (libc::NFNL_SUBSYS_NFTABLES as u16) << 8;
@@ -37,7 +37,8 @@ enum Term<'a> {
 /// Puts the table for boxes whose host interfaces start with `prefix` in place.
 pub fn install(prefix: &str, subnet: (Ipv4Addr, u8)) -> io::Result<()> {
     use Term::{
-        Destination, InterfaceIn, InterfaceOut, Ipv4, Masquerade, NotInterfaceOut, NotSource, Reply, Source, Verdict,
+        Destination, InterfaceIn, InterfaceOut, Ipv4, Masquerade, NotInterfaceOut, NotSource, Reply, Source,
+        Verdict,
     };
     let link_local = Ipv4Addr::new(169, 254, 0, 0);
     let table = prefix;
@@ -75,6 +76,29 @@ pub fn probe() -> io::Result<()> {
     Socket::netfilter()?.dump(Message::new(get, super::netlink::DUMP, &family(INET, 0))).map(|_| ())
 }
 
+/// Tables with a forward chain that drops what it does not know, as `family table chain`.
+pub fn foreign_forward_drops() -> io::Result<Vec<String>> {
+    let get = SUBSYSTEM | libc::NFT_MSG_GETCHAIN as u16;
+    let chains = Socket::netfilter()?.dump(Message::new(get, super::netlink::DUMP, &family(0, 0)))?;
+    let number = |value: &[u8]| value.first_chunk::<4>().map(|bytes| u32::from_be_bytes(*bytes));
+    let text = |value: &[u8]| String::from_utf8_lossy(value).trim_end_matches('\0').to_owned();
+    let mut found = Vec::new();
+    for (_, body) in chains {
+        let all = attributes(&body, 4);
+        let get = |kind| all.iter().find(|(k, _)| *k == kind).map(|(_, value)| *value);
+        let hook = get(CHAIN_HOOK).map(|nest| attributes(nest, 0));
+        let hook = hook.and_then(|hook| {
+            hook.iter().find(|(kind, _)| *kind == HOOK_HOOKNUM).and_then(|(_, v)| number(v))
+        });
+        let drops = get(CHAIN_POLICY).and_then(number) == Some(DROP);
+        if drops && hook == Some(libc::NF_INET_FORWARD as u32) {
+            let name = |kind| get(kind).map(text).unwrap_or_default();
+            found.push(format!("table {} chain {}", name(CHAIN_TABLE), name(CHAIN_NAME)));
+        }
+    }
+    Ok(found)
+}
+
 fn marker(kind: u16) -> Message {
     Message::new(kind, 0, &family(0, libc::NFNL_SUBSYS_NFTABLES as u16))
 }
@@ -91,10 +115,7 @@ fn add_chain(table: &str, chain: &str, kind: &str, hook: u32, priority: i32) -> 
     message(libc::NFT_MSG_NEWCHAIN, CREATE)
         .string(CHAIN_TABLE, table)
         .string(CHAIN_NAME, chain)
-        .nest(CHAIN_HOOK, |nest| {
-            nest.network(HOOK_HOOKNUM, hook)
-                .network(HOOK_PRIORITY, priority as u32)
-        })
+        .nest(CHAIN_HOOK, |nest| nest.network(HOOK_HOOKNUM, hook).network(HOOK_PRIORITY, priority as u32))
         .network(CHAIN_POLICY, ACCEPT)
         .string(CHAIN_TYPE, kind)
 }
@@ -110,9 +131,8 @@ fn encode(list: Message, term: &Term<'_>) -> Message {
     const EQUAL: u32 = libc::NFT_CMP_EQ as u32;
     const DIFFERENT: u32 = libc::NFT_CMP_NEQ as u32;
     // Comparing fewer bytes than an interface name has is how `name*` is written.
-    let interface = |list, key, operator, prefix: &str| {
-        compare(load_meta(list, key), operator, prefix.as_bytes())
-    };
+    let interface =
+        |list, key, operator, prefix: &str| compare(load_meta(list, key), operator, prefix.as_bytes());
     let network = |list, offset, operator, (address, len): (Ipv4Addr, u8)| {
         let mask = u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0);
         let list = masked(load_ipv4(list, offset), &mask.to_be_bytes());
@@ -124,8 +144,7 @@ fn encode(list: Message, term: &Term<'_>) -> Message {
         Term::NotInterfaceOut(prefix) => interface(list, libc::NFT_META_OIFNAME, DIFFERENT, prefix),
         Term::Reply => {
             let loaded = expression(list, "ct", |data| {
-                data.network(CT_DREG, REGISTER)
-                    .network(CT_KEY, libc::NFT_CT_STATE as u32)
+                data.network(CT_DREG, REGISTER).network(CT_KEY, libc::NFT_CT_STATE as u32)
             });
             compare(masked(loaded, &ESTABLISHED_OR_RELATED.to_ne_bytes()), DIFFERENT, &[0; 4])
         }
@@ -135,22 +154,15 @@ fn encode(list: Message, term: &Term<'_>) -> Message {
         Term::Destination(address, len) => network(list, 16, EQUAL, (*address, *len)),
         Term::Masquerade => expression(list, "masq", |data| data),
         Term::Verdict(code) => expression(list, "immediate", |data| {
-            data.network(IMMEDIATE_DREG, libc::NFT_REG_VERDICT as u32).nest(
-                IMMEDIATE_DATA,
-                |value| {
-                    value.nest(DATA_VERDICT, |verdict| {
-                        verdict.network(VERDICT_CODE, *code)
-                    })
-                },
-            )
+            data.network(IMMEDIATE_DREG, libc::NFT_REG_VERDICT as u32).nest(IMMEDIATE_DATA, |value| {
+                value.nest(DATA_VERDICT, |verdict| verdict.network(VERDICT_CODE, *code))
+            })
         }),
     }
 }
 
 fn load_meta(list: Message, key: libc::c_int) -> Message {
-    expression(list, "meta", |data| {
-        data.network(META_DREG, REGISTER).network(META_KEY, key as u32)
-    })
+    expression(list, "meta", |data| data.network(META_DREG, REGISTER).network(META_KEY, key as u32))
 }
 
 fn load_ipv4(list: Message, offset: u32) -> Message {
@@ -181,9 +193,7 @@ fn compare(list: Message, operator: u32, value: &[u8]) -> Message {
 }
 
 fn expression(list: Message, name: &str, fill: impl FnOnce(Message) -> Message) -> Message {
-    list.nest(LIST_ELEM, |element| {
-        element.string(EXPR_NAME, name).nest(EXPR_DATA, fill)
-    })
+    list.nest(LIST_ELEM, |element| element.string(EXPR_NAME, name).nest(EXPR_DATA, fill))
 }
 
 fn message(kind: libc::c_int, flags: u16) -> Message {

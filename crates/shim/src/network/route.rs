@@ -8,7 +8,6 @@ const NEWLINK: u16 = libc::RTM_NEWLINK;
 const DELLINK: u16 = libc::RTM_DELLINK;
 const NEWADDR: u16 = libc::RTM_NEWADDR;
 const NEWROUTE: u16 = libc::RTM_NEWROUTE;
-const DELROUTE: u16 = libc::RTM_DELROUTE;
 const NEWNEIGH: u16 = libc::RTM_NEWNEIGH;
 
 const INFO_KIND: u16 = 1;
@@ -70,11 +69,6 @@ pub fn add_host_route(index: u32, to: Ipv4Addr) -> Message {
     Message::new(NEWROUTE, ACK | CREATE | REPLACE, &route_header(32, libc::RT_SCOPE_LINK, 0))
         .attribute(libc::RTA_DST, &to.octets())
         .native(libc::RTA_OIF, index)
-}
-
-pub fn delete_host_route(to: Ipv4Addr) -> Message {
-    Message::new(DELROUTE, ACK, &route_header(32, libc::RT_SCOPE_NOWHERE, 0))
-        .attribute(libc::RTA_DST, &to.octets())
 }
 
 pub fn add_default_route(index: u32, via: Ipv4Addr) -> Message {

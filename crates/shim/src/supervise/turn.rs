@@ -76,7 +76,10 @@ impl Shim {
         }
         let timeout = self.next_due().map(|at| {
             let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-            Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() }
+            Timespec {
+                tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
         });
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}

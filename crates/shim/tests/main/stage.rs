@@ -49,7 +49,10 @@ pub fn stage() -> Arc<Stage> {
 
 impl Stage {
     fn set_up() -> Self {
-        assert!(rustix::process::geteuid().is_root(), "these tests need root: they make namespaces and mounts");
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "these tests need root: they make namespaces and mounts"
+        );
         let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}", std::process::id()));
         let _ = fs::remove_dir_all(&home);
         fs::create_dir_all(home.join("sandboxes")).unwrap();
@@ -288,7 +291,9 @@ pub fn agent() -> &'static Path {
     AGENT.get_or_init(|| {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stub/agent.c");
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stub-agent");
-        let newer = |a: &Path, b: &Path| Some(a.metadata().ok()?.modified().ok()? > b.metadata().ok()?.modified().ok()?);
+        let newer = |a: &Path, b: &Path| {
+            Some(a.metadata().ok()?.modified().ok()? > b.metadata().ok()?.modified().ok()?)
+        };
         if newer(&out, &source) != Some(true) {
             let aside = out.with_extension(std::process::id().to_string());
             let status = Command::new("gcc")
@@ -306,7 +311,8 @@ pub fn agent() -> &'static Path {
 /// A small system of nothing but busybox.
 pub fn lay_out_busybox(root: &Path) {
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].iter().find(|path| Path::new(path).exists());
-    let busybox = busybox.expect("busybox is needed as the boxes' system: install the package `busybox-static`");
+    let busybox =
+        busybox.expect("busybox is needed as the boxes' system: install the package `busybox-static`");
     for dir in ["bin", "etc", "proc", "sys", "dev", "root", "usr/bin"] {
         fs::create_dir_all(root.join(dir)).unwrap();
     }
@@ -317,7 +323,8 @@ pub fn lay_out_busybox(root: &Path) {
     for name in String::from_utf8_lossy(&listed).lines().filter(|name| *name != "busybox") {
         symlink("busybox", root.join("bin").join(name)).unwrap();
     }
-    fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n").unwrap();
+    fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n")
+        .unwrap();
     // Programs that take root by their mode bits must stay what they are.
     fs::copy(agent(), root.join("usr/bin/suid")).unwrap();
     fs::set_permissions(root.join("usr/bin/suid"), fs::Permissions::from_mode(0o4755)).unwrap();
