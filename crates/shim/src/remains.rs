@@ -60,7 +60,6 @@ pub struct Remains {
     pub init: Option<Init>,
     pub host_interface: Option<String>,
     pub mounted_root: Option<PathBuf>,
-    pub mapped_layers: Vec<PathBuf>,
 }
 
 /// The step that failed, and why.
@@ -92,14 +91,17 @@ impl Remains {
             }
         }
         if let Some(root) = self.mounted_root.take() {
-            for place in std::iter::once(&root).chain(&self.mapped_layers) {
-                match unmount(place, UnmountFlags::DETACH) {
-                    // Not a mount point: the create failed before it became one.
-                    Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
-                    Err(error) => failed("unmount the root file system", error.into()),
+            // The merged root, then the layers that it covers; "invalid" means that nothing is mounted any more.
+            loop {
+                match unmount(&root, UnmountFlags::DETACH) {
+                    Ok(()) => {}
+                    Err(Errno::INVAL | Errno::NOENT) => break,
+                    Err(error) => {
+                        failed("unmount the root file system", error.into());
+                        break;
+                    }
                 }
             }
-            self.mapped_layers.clear();
         }
         if let Some(cgroup) = &self.cgroup {
             match cgroup.remove() {

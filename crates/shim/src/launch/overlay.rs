@@ -2,7 +2,7 @@
 //!
 //! The layers lie on disk as the image has them (owner 0 and so on). Each is shown to the overlay through a mount that
 //! adds the box's base to every id; the upper directory is written with the shifted ids themselves. Older kernels
-//! want a layer to be mounted somewhere, so each mapped layer is put over itself, in the shim's own namespace.
+//! want a layer to be mounted somewhere, so they are put, numbered, into a tmpfs where the merged root will cover them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,14 +33,17 @@ const FLAGS: [&str; 1] = ["volatile"];
 const STRINGS: [(&str, &str); 5] =
     [("redirect_dir", "nofollow"), ("index", "off"), ("xino", "off"), ("metacopy", "off"), ("uuid", "null")];
 
-/// Shows every layer with the box's ids, at its own path in this mount namespace; returns those paths.
-pub fn map_layers(lowers: &[PathBuf], userns: BorrowedFd<'_>) -> io::Result<()> {
-    let clones: Vec<(OwnedFd, &PathBuf)> =
-        lowers.iter().map(|path| Ok((clone_mapped(path, userns)?, path))).collect::<io::Result<_>>()?;
-    for (clone, path) in clones {
-        attach(clone.as_fd(), CWD, path).map_err(|error| about(path, &error))?;
-    }
-    Ok(())
+/// Mounts a small file system at `place` and shows every layer in it with the box's ids; returns where each lies.
+pub fn map_layers(lowers: &[&Path], place: &Path, userns: BorrowedFd<'_>) -> io::Result<Vec<PathBuf>> {
+    mount("tmpfs", place, "tmpfs", MountFlags::NODEV, Some(c"mode=700,size=64k"))?;
+    let show = |(number, lower): (usize, &&Path)| {
+        let clone = clone_mapped(lower, userns)?;
+        let shown = place.join(number.to_string());
+        std::fs::create_dir(&shown)?;
+        attach(clone.as_fd(), CWD, &shown).map_err(|error| about(lower, &error))?;
+        Ok(shown)
+    };
+    lowers.iter().enumerate().map(show).collect()
 }
 
 fn clone_mapped(path: &Path, userns: BorrowedFd<'_>) -> io::Result<OwnedFd> {
@@ -106,7 +109,7 @@ fn create_with_option_string(overlay: &Overlay<'_>) -> io::Result<OwnedFd> {
         ));
     }
     let options = std::ffi::CString::new(options).map_err(io::Error::other)?;
-    mount("overlay", overlay.upper, "overlay", MountFlags::NODEV, &*options)
+    mount("overlay", overlay.upper, "overlay", MountFlags::NODEV, Some(&*options))
         .map_err(|error| describe(overlay, error.into()))?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let clone = open_tree(CWD, overlay.upper, flags)?;

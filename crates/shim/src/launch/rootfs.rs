@@ -31,20 +31,24 @@ pub fn build(dir: &BoxDir, spec: &BoxSpec, userns: BorrowedFd<'_>, remains: &mut
     }
     let uppers = Uppers::make(dir, spec)?;
     plant(spec, &uppers)?;
-    let mut mapped = spec.root.lowers.clone();
-    mapped.extend(spec.root.grafts.iter().map(|graft| graft.lower.clone()));
-    mapped.sort_unstable();
-    mapped.dedup();
     // Recorded first: from here on there is something to unmount.
     remains.mounted_root = Some(dir.root());
-    remains.mapped_layers.clone_from(&mapped);
-    overlay::map_layers(&mapped, userns)?;
+    let layers = spec.root.lowers.iter().chain(spec.root.grafts.iter().map(|graft| &graft.lower));
+    let layers: Vec<&Path> = layers.map(PathBuf::as_path).collect();
+    let shown = overlay::map_layers(&layers, &dir.root(), userns)?;
+    let (lowers, grafted) = shown.split_at(spec.root.lowers.len());
     let (upper, work) = uppers.root();
-    let merged = overlay::create(&Overlay { lowers: &spec.root.lowers, upper, work })?;
+    let merged = overlay::create(&Overlay { lowers, upper, work })?;
+    let overlays: Vec<OwnedFd> = grafted
+        .iter()
+        .zip(uppers.grafts())
+        .map(|(lower, (upper, work))| {
+            overlay::create(&Overlay { lowers: std::slice::from_ref(lower), upper, work })
+        })
+        .collect::<io::Result<_>>()?;
+    // From here on the layers are covered.
     attach(merged.as_fd(), CWD, &dir.root())?;
-    for (graft, (upper, work)) in spec.root.grafts.iter().zip(uppers.grafts()) {
-        let lowers = [graft.lower.clone()];
-        let mount = overlay::create(&Overlay { lowers: &lowers, upper, work })?;
+    for (graft, mount) in spec.root.grafts.iter().zip(overlays) {
         let target = mount_point(&merged, &graft.target, FileType::Directory, spec.ids)?;
         attach(mount.as_fd(), target.as_fd(), Path::new(""))?;
     }

@@ -14,12 +14,17 @@ use crate::cgroup::{Cgroup, Mishaps, Watches};
 /// A fork bomb makes thousands a second.
 const QUIET: Duration = Duration::from_secs(1);
 
+/// The v1 notice comes before the kill is counted.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const LOOKS: u8 = 50;
+
 pub struct Watch {
     watches: Watches,
     files: Vec<File>,
     at_start: Mishaps,
     told: Mishaps,
     not_before: Option<Instant>,
+    looks_left: u8,
 }
 
 impl Watch {
@@ -27,7 +32,14 @@ impl Watch {
     pub fn new(cgroup: &Cgroup) -> Self {
         let mut watches = cgroup.watches().unwrap_or_default();
         let files = watches.files.drain(..).map(File::from).collect();
-        Self { watches, files, at_start: Mishaps::default(), told: Mishaps::default(), not_before: None }
+        Self {
+            watches,
+            files,
+            at_start: Mishaps::default(),
+            told: Mishaps::default(),
+            not_before: None,
+            looks_left: 0,
+        }
     }
 
     /// A fresh group starts at zero, so everything counted happened to this box.
@@ -51,7 +63,9 @@ impl Watch {
     /// Reads the sources dry, which is how they are told that the change was seen.
     fn acknowledge(&mut self) {
         if let Some(event) = &self.watches.oom_eventfd {
-            let _ = rustix::io::read(event, &mut [0; 8]);
+            if rustix::io::read(event, &mut [0; 8]).is_ok() {
+                self.looks_left = LOOKS;
+            }
         }
         for file in &mut self.files {
             let _ = file.rewind();
@@ -69,7 +83,15 @@ impl Shim {
         let before = std::mem::replace(&mut watch.told, now);
         let kills = now.oom_kills.saturating_sub(before.oom_kills);
         let forks = now.forks_refused.saturating_sub(before.forks_refused);
-        watch.not_before = (kills + forks > 0).then(|| Instant::now() + QUIET);
+        watch.not_before = if kills + forks > 0 {
+            watch.looks_left = 0;
+            Some(Instant::now() + QUIET)
+        } else if watch.looks_left > 0 {
+            watch.looks_left -= 1;
+            Some(Instant::now() + LOOK_AGAIN)
+        } else {
+            None
+        };
         if kills > 0 {
             let data = json!({ "count": kills, "total": now.oom_kills });
             self.event("oom-kill", "the kernel killed a process at the memory limit", data);
