@@ -10,6 +10,7 @@ loop is bounded. Needs root, SANDGLASS_BIN (a release build), gcc, busybox-stati
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
 import sys
@@ -55,33 +56,38 @@ class Bench:
     # ------------------------------------------------------------ set-up
 
     def run(self):
-        try:
+        problems = []
+        # Undone in reverse order, each part even when another one's end fails.
+        with contextlib.ExitStack() as undo:
             if not self.options.without_sandglass:
                 self.stack = Stack()
+                undo.callback(lambda: problems.extend(self.stack.close()))
                 self.stack.start()
                 self.api = self.api_of(self.stack)
             if not self.options.without_reference:
                 self.namespace = Namespace()
+                undo.callback(self.namespace.close)
                 self.docker = Docker(self.namespace)
+                undo.callback(self.docker.close)
+                self.docker.start()
                 self.reference = Reference(self.docker)
+                undo.callback(self.reference.close)
                 self.reference.start()
-            self.record("machine", "machine", machine(os.environ.get("SANDGLASS_BIN")), quick=self.quick)
-            wanted = self.options.only.split(",") if self.options.only else ORDER
-            for name in ORDER:
-                if name in wanted:
-                    print(f"== {name}", flush=True)
-                    getattr(self, name)()
-        finally:
-            problems = self.stack.close() if self.stack else []
-            for part in (self.reference, self.docker, self.namespace):
-                if part:
-                    part.close()
+            self.measurements()
         if problems:
             print("left over:\n" + "\n".join(problems))
             return 1
         print(f"raw values: results/{self.file.name}")
         (HERE / "results" / ".latest").write_text(self.file.name)
         return 0
+
+    def measurements(self):
+        self.record("machine", "machine", machine(os.environ.get("SANDGLASS_BIN")), quick=self.quick)
+        wanted = self.options.only.split(",") if self.options.only else ORDER
+        for name in ORDER:
+            if name in wanted:
+                print(f"== {name}", flush=True)
+                getattr(self, name)()
 
     @staticmethod
     def api_of(stack):

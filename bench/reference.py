@@ -76,11 +76,14 @@ class Docker:
         self.home = Path(tempfile.mkdtemp(prefix="sandglass-bench-docker-"))
         self.socket = self.home / "docker.sock"
         self.environment = {**os.environ, "DOCKER_HOST": f"unix://{self.socket}"}
+        self.process = None
+
+    def start(self):
         (self.home / "daemon.json").write_text("{}")
         with open(self.home / "dockerd.log", "ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(*namespace.enter, "dockerd", "--host", f"unix://{self.socket}"),
+                    *(*self.namespace.enter, "dockerd", "--host", f"unix://{self.socket}"),
                     *("--data-root", str(self.home / "data"), "--exec-root", str(self.home / "exec")),
                     *("--pidfile", str(self.home / "pid"), "--config-file", str(self.home / "daemon.json")),
                 ],
@@ -146,10 +149,11 @@ class Docker:
         return {"run": started - begun, "total": took}
 
     def close(self):
-        left = self.call("ps", "-aq", check=False).stdout.decode().split()
-        if left:
-            self.call("rm", "-f", *left, check=False)
-        ended(self.process)
+        if self.process:
+            left = self.call("ps", "-aq", check=False).stdout.decode().split()
+            if left:
+                self.call("rm", "-f", *left, check=False)
+            ended(self.process)
         # The engine leaves its own mounts when it is ended while busy.
         for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
             mount = line.split()[4]
