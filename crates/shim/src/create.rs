@@ -21,7 +21,8 @@ use rustix::net::{
 /// A running zygote. All methods may be called from several threads at once.
 #[derive(Debug)]
 pub struct Zygote {
-    control: OwnedFd,
+    /// Taken when dropped, which ends the zygote.
+    control: Option<OwnedFd>,
     process: std::sync::Mutex<Child>,
 }
 
@@ -31,7 +32,7 @@ impl Zygote {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let process = detached(shim_binary, &["zygote".as_ref()], theirs)?;
-        Ok(Self { control: ours, process: std::sync::Mutex::new(process) })
+        Ok(Self { control: Some(ours), process: std::sync::Mutex::new(process) })
     }
 
     /// Starts a shim for `dir`, in which `spec.json` and `facts.json` lie, and returns its report channel.
@@ -46,8 +47,10 @@ impl Zygote {
         if !ancillary.push(SendAncillaryMessage::ScmRights(&handles)) {
             return Err(io::Error::other("no space for one descriptor"));
         }
+        let dir = std::path::absolute(dir)?;
         let path = [IoSlice::new(dir.as_os_str().as_bytes())];
-        sendmsg(&self.control, &path, &mut ancillary, SendFlags::NOSIGNAL)?;
+        let control = self.control.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+        sendmsg(control, &path, &mut ancillary, SendFlags::NOSIGNAL)?;
         Ok(ours)
     }
 
@@ -63,11 +66,21 @@ impl Zygote {
     }
 }
 
+impl Drop for Zygote {
+    fn drop(&mut self) {
+        drop(self.control.take());
+        // It ends at once, so that this waits for no more than a process switch or two.
+        let process = self.process.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _ = process.wait();
+    }
+}
+
 /// Starts a shim for `dir` without a zygote; slower by the exec, otherwise the same.
 ///
 /// The shim is this process's child, which must reap it: keep the [`Child`] and wait for it.
 pub fn run(shim_binary: &Path, dir: &Path) -> io::Result<(UnixStream, Child)> {
     let (ours, theirs) = UnixStream::pair()?;
+    let dir = std::path::absolute(dir)?;
     let child = detached(shim_binary, &["run".as_ref(), dir.as_os_str()], theirs.into())?;
     Ok((ours, child))
 }

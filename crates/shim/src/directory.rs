@@ -58,6 +58,10 @@ impl BoxDir {
                 spec.version
             )));
         }
+        // It names control groups, as a single directory.
+        if spec.id.is_empty() || spec.id.starts_with('.') || spec.id.contains('/') {
+            return Err(io::Error::other(format!("spec.json has the impossible id {:?}", spec.id)));
+        }
         Ok(spec)
     }
 

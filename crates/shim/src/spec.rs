@@ -196,7 +196,7 @@ pub enum ExitCause {
 #[serde(rename_all = "camelCase")]
 pub struct BoxEvent {
     pub at_ms: i64,
-    /// created | started | paused | resumed | oom-kill | pids-limit | exited | expired | removed
+    /// created | started | paused | resumed | oom-kill | pids-limit | exited | expired | removed | warning
     pub kind: String,
     pub message: String,
     #[serde(default)]

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Owned here: the order of steps. Not here: undoing them, which is [`crate::remains`]'s, from whatever was recorded.
-//! Invariant: a resource is recorded in `Remains` before or at the moment in which it comes into being.
+//! Invariant: a resource is recorded in `Remains` as soon as it is ours, before the next step that may fail.
 
 mod child;
 mod etc;
@@ -181,9 +181,10 @@ fn beside_child(
     sync.tell(sync::Step::Rooted).during("process")?;
     timings.mark("rootfs");
     if let Some(network) = &spec.network {
-        remains.host_interface = Some(network.host_interface.clone());
         sync.until_ready(timings)?;
         link::attach(network, pid).during("network")?;
+        // Not before: a name that was taken belongs to somebody else, who must keep it.
+        remains.host_interface = Some(network.host_interface.clone());
         sync.tell(sync::Step::Linked).during("process")?;
         timings.mark("veth");
         link::open_host_side(network).during("network")?;

@@ -62,10 +62,10 @@ impl Watch {
 
     /// Reads the sources dry, which is how they are told that the change was seen.
     fn acknowledge(&mut self) {
-        if let Some(event) = &self.watches.oom_eventfd {
-            if rustix::io::read(event, &mut [0; 8]).is_ok() {
-                self.looks_left = LOOKS;
-            }
+        if let Some(event) = &self.watches.oom_eventfd
+            && rustix::io::read(event, &mut [0; 8]).is_ok()
+        {
+            self.looks_left = LOOKS;
         }
         for file in &mut self.files {
             let _ = file.rewind();

@@ -43,6 +43,8 @@ pub fn run(host: Result<&Host, String>, dir: &Path, mut report: UnixStream) -> i
         Ok((mut shim, launched)) => {
             shim.starting = Some(Starting::new(report, launched.status, timings));
             shim.console = Some(Console::new(&shim.dir, launched.stdout, launched.stderr));
+            // The agent starts meanwhile.
+            shim.event("created", "the agent was executed", json!({}));
             shim.serve()
         }
         Err(failure) => {

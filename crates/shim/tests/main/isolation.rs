@@ -242,8 +242,9 @@ fn links_in_the_image_lead_nowhere() {
         make(&layer);
         move |spec: &mut BoxSpec| spec.root.lowers.insert(0, layer)
     };
+    type Change = Box<dyn FnOnce(&mut BoxSpec)>;
     let mut tried = 0;
-    let changes: Vec<Box<dyn FnOnce(&mut BoxSpec)>> = vec![
+    let changes: Vec<Change> = vec![
         Box::new(hostile(0, &|layer| {
             fs::create_dir(layer.join("etc")).unwrap();
             for name in ["resolv.conf", "hosts", "hostname"] {

@@ -76,7 +76,7 @@ fn the_entrypoint_s_output_and_exit_code_are_kept() {
         log.lines().map(|line| line.split_once(' ').unwrap().1.split_once(' ').unwrap()).collect();
     assert!(lines.contains(&("stdout", "out")) && lines.contains(&("stderr", "err")), "{log}");
     assert!(lines.contains(&("stdout", &boxed.spec.id)) && lines.contains(&("stdout", "no end")), "{log}");
-    assert_eq!(boxed.event_kinds(), ["started", "exited"]);
+    assert_eq!(boxed.event_kinds(), ["created", "started", "exited"]);
     // The directory and the shim stay, everything else is gone already.
     assert_eq!(traces(&boxed.spec, &boxed.dir.join("root")), NOTHING);
     assert!(shim_alive(&boxed.dir).unwrap());
@@ -142,7 +142,8 @@ fn a_failure_in_any_phase_leaves_nothing() {
 fn real_failures_name_their_phase() {
     let stage = stage();
     type Change = fn(&mut sandglass_shim::spec::BoxSpec);
-    let cases: [(&str, &str, Change); 5] = [
+    let cases: [(&str, &str, Change); 6] = [
+        ("spec", "impossible id", |spec| spec.id.insert(0, '.')),
         ("rootfs", "/no/such/layer", |spec| spec.root.lowers = vec!["/no/such/layer".into()]),
         ("rootfs", "/no/such/agent", |spec| spec.process.agent = "/no/such/agent".into()),
         ("rootfs", "volume", |spec| {
@@ -155,13 +156,9 @@ fn real_failures_name_their_phase() {
     for (phase, word, change) in cases {
         let mut spec = stage.spec();
         change(&mut spec);
-        let dir = stage.home.join("sandboxes").join(&spec.id);
         let mut clean = spec.clone();
         clean.network = None;
-        let dir = {
-            stage.prepare(&spec, &MutableFacts::default());
-            dir
-        };
+        let dir = stage.prepare(&spec, &MutableFacts::default());
         let mut channel = stage.zygote.create(&dir).unwrap();
         let Some(CreateReport::Failed { phase: found, message }) = read_report(&mut channel).unwrap() else {
             panic!("{phase} did not fail");
@@ -169,7 +166,23 @@ fn real_failures_name_their_phase() {
         assert!(found == phase && message.contains(word), "{phase}: {found}: {message}");
         assert_eq!(traces(&clean, &dir), NOTHING);
     }
-    assert!(Path::new("/sys/class/net/lo").exists());
+}
+
+#[test]
+fn a_taken_interface_name_fails_the_create_and_spares_its_owner() {
+    let stage = stage();
+    let owner = stage.boxed();
+    let mut spec = stage.spec();
+    spec.network
+        .as_mut()
+        .unwrap()
+        .host_interface
+        .clone_from(&owner.spec.network.as_ref().unwrap().host_interface);
+    let dir = stage.prepare(&spec, &MutableFacts::default());
+    let mut channel = stage.zygote.create(&dir).unwrap();
+    let report = read_report(&mut channel).unwrap().unwrap();
+    assert!(matches!(&report, CreateReport::Failed { phase, .. } if phase == "network"), "{report:?}");
+    assert_eq!(owner.run("echo alive").0, "alive");
 }
 
 #[test]
@@ -239,7 +252,7 @@ fn pause_and_resume_stop_and_continue_everything() {
     assert!(!client.request(&Request::Resume).unwrap().state.unwrap().paused);
     let (early, late) = probe.join().unwrap();
     assert!(!early && late.starts_with("hello"), "{early} {late}");
-    assert_eq!(boxed.event_kinds(), ["started", "paused", "resumed"]);
+    assert_eq!(boxed.event_kinds(), ["created", "started", "paused", "resumed"]);
     assert!(client.request(&Request::Pause).unwrap().ok);
     assert!(boxed.remove().ok, "a paused box can be removed");
     assert_eq!(traces(&boxed.spec, &boxed.dir), NOTHING);

@@ -65,7 +65,8 @@ impl Stage {
             .collect();
         let subnet = host_network::pick_free_subnet(&candidates).unwrap().expect("a free subnet");
         host_network::ensure(&prefix, subnet).unwrap();
-        let zygote = Zygote::spawn(Path::new(SHIM)).unwrap();
+        let binary = std::env::var_os("SANDGLASS_SHIM_BINARY").map_or_else(|| SHIM.into(), PathBuf::from);
+        let zygote = Zygote::spawn(&binary).unwrap();
         Self { home, image, agent: agent().to_owned(), zygote, subnet, prefix }
     }
 
