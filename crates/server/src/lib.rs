@@ -3,6 +3,8 @@
 //! A library, so that the one `sandglass` binary (and tests) can start a server from a bound listener and a configuration value.
 
 pub mod config;
+pub mod diagnostics;
 pub mod engine;
+pub mod ingress;
 pub mod store;
 pub mod telemetry;

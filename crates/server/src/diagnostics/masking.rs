@@ -1,0 +1,24 @@
+//! Which values are secrets, judged by their names.
+
+const WORDS: [&str; 4] = ["SECRET", "TOKEN", "PASSWORD", "KEY"];
+
+/// The value, or `***` when the name says that it is secret.
+pub(super) fn mask<'a>(name: &str, value: &'a str) -> &'a str {
+    let name = name.to_ascii_uppercase();
+    if WORDS.iter().any(|word| name.contains(word)) { "***" } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_decide() {
+        for name in ["API_KEY", "aws_secret_access_key", "Token", "DB_PASSWORD", "X-Access-Token", "MONKEY"] {
+            assert_eq!(mask(name, "v"), "***", "{name}");
+        }
+        for name in ["PATH", "PASS", "HOME", ""] {
+            assert_eq!(mask(name, "v"), "v", "{name}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What an endpoint look-up answers: an address without a scheme, and the headers that open it.
+//!
+//! Pure, in two steps, because some mistakes are reported before it is known whether the sandbox exists.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use super::AGENT_PORT;
+use super::lookup::{Reach, Target};
+use super::refusal::Refusal;
+use super::route::Mount;
+use crate::config::EndpointStyle;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointQuery<'a> {
+    pub port: i64,
+    pub use_server_proxy: bool,
+    /// As sent; its value does not matter where nothing can be signed.
+    pub expires: Option<&'a str>,
+}
+
+/// From where it is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vantage<'a> {
+    /// The request's own `Host`.
+    pub host: &'a str,
+    pub mount: Mount,
+    /// `server.eip`: how the server is reached from elsewhere.
+    pub eip: Option<&'a str>,
+    pub style: EndpointStyle,
+    pub open_proxy: bool,
+}
+
+/// Where to send requests, and with what.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EndpointAnswer {
+    /// `host[:port][/path]`.
+    pub endpoint: String,
+    /// Headers that every request there must carry.
+    pub headers: Vec<(&'static str, String)>,
+}
+
+/// Tokens stay out of logs.
+impl fmt::Debug for EndpointAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.headers.iter().map(|(name, _)| name).collect();
+        f.debug_struct("EndpointAnswer").field("endpoint", &self.endpoint).field("headers", &names).finish()
+    }
+}
+
+/// What is wrong with the query whatever the sandbox. Returns the port.
+pub fn check(query: EndpointQuery<'_>) -> Result<u16, Refusal> {
+    match (query.expires, query.use_server_proxy) {
+        (Some(_), true) => return Err(Refusal::ExpiresWithProxy),
+        (Some(_), false) => return Err(Refusal::ExpiresUnsupported),
+        (None, _) => {}
+    }
+    u16::try_from(query.port).ok().filter(|port| *port != 0).ok_or(Refusal::PortOutOfRange)
+}
+
+/// The answer for a sandbox that exists.
+pub fn answer(
+    query: EndpointQuery<'_>,
+    vantage: Vantage<'_>,
+    id: &str,
+    target: &Target,
+) -> Result<EndpointAnswer, Refusal> {
+    let port = check(query)?;
+    if target.reach == Reach::Gone {
+        return Err(Refusal::NotRunning);
+    }
+    let proxied = query.use_server_proxy || vantage.style == EndpointStyle::Proxied;
+    let endpoint = if proxied {
+        format!("{}/sandboxes/{id}/proxy/{port}", base(vantage))
+    } else {
+        SocketAddr::new(address(target.reach).ok_or(Refusal::AddressUnknown)?, port).to_string()
+    };
+    let mut headers = Vec::new();
+    if port == AGENT_PORT {
+        headers.push(("X-EXECD-ACCESS-TOKEN", target.agent_token.clone()));
+    } else if proxied && !vantage.open_proxy {
+        headers.push(("X-Sandglass-Access", target.route_token.clone()));
+    }
+    if target.secure_access {
+        headers.push(("OpenSandbox-Secure-Access", target.route_token.clone()));
+    }
+    Ok(EndpointAnswer { endpoint, headers })
+}
+
+fn address(reach: Reach) -> Option<IpAddr> {
+    match reach {
+        Reach::Addressable(address) | Reach::Paused(address) => Some(address),
+        Reach::Starting(address) => address,
+        Reach::Gone => None,
+    }
+}
+
+fn base(vantage: Vantage<'_>) -> String {
+    match vantage.eip.map(without_scheme) {
+        Some(eip) => eip.to_owned(),
+        None => format!("{}{}", vantage.host, vantage.mount.prefix()),
+    }
+}
+
+/// `server.eip` without scheme, surrounding space and trailing slashes.
+pub(super) fn without_scheme(eip: &str) -> &str {
+    let eip = eip.trim();
+    eip.split_once("://").map_or(eip, |(_, rest)| rest).trim_end_matches('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: Vantage<'_> = Vantage {
+        host: "api.local:8080",
+        mount: Mount::V1,
+        eip: None,
+        style: EndpointStyle::Proxied,
+        open_proxy: false,
+    };
+    const DIRECT: Vantage<'_> = Vantage { style: EndpointStyle::Direct, ..HOST };
+    const EIP: Vantage<'_> = Vantage { eip: Some(" https://gw.example/base/ "), ..HOST };
+    const AGENT: (&str, &str) = ("X-EXECD-ACCESS-TOKEN", "agent");
+    const ROUTE: (&str, &str) = ("X-Sandglass-Access", "route");
+    const SECURE: (&str, &str) = ("OpenSandbox-Secure-Access", "route");
+
+    fn target(secure_access: bool) -> Target {
+        let reach = Reach::Addressable(IpAddr::from([10, 1, 0, 2]));
+        Target { reach, agent_token: "agent".to_owned(), route_token: "route".to_owned(), secure_access }
+    }
+
+    fn query(port: i64, use_server_proxy: bool) -> EndpointQuery<'static> {
+        EndpointQuery { port, use_server_proxy, expires: None }
+    }
+
+    #[test]
+    fn the_table_of_answers() {
+        type Case =
+            (Vantage<'static>, i64, bool, bool, &'static str, &'static [(&'static str, &'static str)]);
+        let bare = Vantage { mount: Mount::Bare, ..HOST };
+        let open = Vantage { open_proxy: true, ..HOST };
+        let plain_eip = Vantage { eip: Some("203.0.113.7:9000"), style: EndpointStyle::Direct, ..HOST };
+        let cases: &[Case] = &[
+            (HOST, 44772, false, false, "api.local:8080/v1/sandboxes/x/proxy/44772", &[AGENT]),
+            (HOST, 44772, true, false, "api.local:8080/v1/sandboxes/x/proxy/44772", &[AGENT]),
+            (HOST, 8080, false, false, "api.local:8080/v1/sandboxes/x/proxy/8080", &[ROUTE]),
+            (HOST, 8080, false, true, "api.local:8080/v1/sandboxes/x/proxy/8080", &[ROUTE, SECURE]),
+            (HOST, 44772, false, true, "api.local:8080/v1/sandboxes/x/proxy/44772", &[AGENT, SECURE]),
+            (bare, 8080, false, false, "api.local:8080/sandboxes/x/proxy/8080", &[ROUTE]),
+            (open, 8080, false, false, "api.local:8080/v1/sandboxes/x/proxy/8080", &[]),
+            (open, 8080, false, true, "api.local:8080/v1/sandboxes/x/proxy/8080", &[SECURE]),
+            (open, 44772, false, false, "api.local:8080/v1/sandboxes/x/proxy/44772", &[AGENT]),
+            (DIRECT, 8080, false, false, "10.1.0.2:8080", &[]),
+            (DIRECT, 44772, false, false, "10.1.0.2:44772", &[AGENT]),
+            (DIRECT, 44772, false, true, "10.1.0.2:44772", &[AGENT, SECURE]),
+            (DIRECT, 8080, true, false, "api.local:8080/v1/sandboxes/x/proxy/8080", &[ROUTE]),
+            (EIP, 8080, false, false, "gw.example/base/sandboxes/x/proxy/8080", &[ROUTE]),
+            (plain_eip, 8080, true, false, "203.0.113.7:9000/sandboxes/x/proxy/8080", &[ROUTE]),
+            (plain_eip, 8080, false, false, "10.1.0.2:8080", &[]),
+        ];
+        for (vantage, port, use_server_proxy, secure, endpoint, headers) in cases {
+            let answer = answer(query(*port, *use_server_proxy), *vantage, "x", &target(*secure)).unwrap();
+            assert_eq!(answer.endpoint, *endpoint);
+            let given: Vec<_> = answer.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            assert_eq!(given, *headers, "{endpoint}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_answered() {
+        let expiring = |port, use_server_proxy| EndpointQuery { port, use_server_proxy, expires: Some("1") };
+        // The order matters: the port is looked at last.
+        assert_eq!(check(expiring(0, true)), Err(Refusal::ExpiresWithProxy));
+        assert_eq!(check(expiring(0, false)), Err(Refusal::ExpiresUnsupported));
+        for port in [0, -1, 65536, i64::MAX] {
+            assert_eq!(check(query(port, false)), Err(Refusal::PortOutOfRange));
+        }
+        assert_eq!(check(query(65535, false)), Ok(65535));
+
+        let with = |reach| Target { reach, ..target(false) };
+        let address = IpAddr::from([10, 1, 0, 2]);
+        for (reach, direct) in [
+            (Reach::Starting(None), Err(Refusal::AddressUnknown)),
+            (Reach::Starting(Some(address)), Ok("10.1.0.2:80")),
+            (Reach::Paused(address), Ok("10.1.0.2:80")),
+            (Reach::Gone, Err(Refusal::NotRunning)),
+        ] {
+            let got = answer(query(80, false), DIRECT, "x", &with(reach)).map(|answer| answer.endpoint);
+            assert_eq!(got, direct.map(str::to_owned), "{reach:?}");
+        }
+        assert!(answer(query(80, false), HOST, "x", &with(Reach::Starting(None))).is_ok());
+    }
+}

@@ -1,0 +1,44 @@
+//! The way from the API's proxy routes to a port of a sandbox.
+//!
+//! Owns the routes' grammar, who may use them, which headers travel, and what an endpoint look-up answers. Does not own
+//! what is known about sandboxes ([`Lookup`]) nor the bytes (`sandglass-proxy`).
+//!
+//! Invariant: the server's key and the tokens of one sandbox never reach an application, and never another sandbox.
+
+mod access;
+mod edits;
+mod endpoints;
+mod lookup;
+mod refusal;
+mod relay;
+mod route;
+mod ways;
+mod websocket;
+
+pub use access::AccessRules;
+pub use endpoints::{
+    EndpointAnswer, EndpointQuery, Vantage, answer as answer_endpoint, check as check_endpoint,
+};
+pub use lookup::{Lookup, Reach, Target};
+pub use refusal::Refusal;
+pub use relay::{IngressSettings, IngressState, proxy_handler};
+pub use route::Mount;
+
+use http::HeaderName;
+
+/// Where the agent listens in every sandbox.
+pub const AGENT_PORT: u16 = 44772;
+
+/// The agent's own token.
+pub const AGENT_TOKEN: HeaderName = HeaderName::from_static("x-execd-access-token");
+/// The server's key.
+pub const API_KEY: HeaderName = HeaderName::from_static("open-sandbox-api-key");
+/// A sandbox's route token.
+pub const ROUTE_TOKEN: HeaderName = HeaderName::from_static("x-sandglass-access");
+/// A sandbox's route token, under the name that published clients know.
+pub const SECURE_ACCESS: HeaderName = HeaderName::from_static("opensandbox-secure-access");
+/// `skip` keeps a request from extending the sandbox's life.
+pub const ACCESS_RENEW: HeaderName = HeaderName::from_static("opensandbox-access-renew");
+
+#[cfg(test)]
+mod tests;

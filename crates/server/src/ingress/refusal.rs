@@ -1,0 +1,147 @@
+//! Why a request does not reach its sandbox, as HTTP and as WebSocket clients are told.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use sandglass_api::error::{ErrorBody, FieldError, VALIDATION_ERROR, ValidationBody};
+use sandglass_proxy::{ConnectError, ForwardError};
+
+/// A refusal. [`Refusal::status`] and [`Refusal::code`] are what clients act on; the text is for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("no such route")]
+    NoRoute,
+    #[error("method not allowed")]
+    Method,
+    #[error("the port is not a number")]
+    PortNotANumber,
+    #[error("the port is not in 1 to 65535")]
+    PortOutOfRange,
+    #[error("the request target is malformed")]
+    TargetMalformed,
+    #[error("an API key or the sandbox's access token is required")]
+    MissingKey,
+    #[error("the API key or access token is wrong")]
+    InvalidKey,
+    #[error("this sandbox requires its secure access token")]
+    SecureAccess,
+    #[error("sandbox not found")]
+    NotFound,
+    #[error("sandbox is not running")]
+    NotRunning,
+    #[error("the sandbox's address is not known yet")]
+    AddressUnknown,
+    #[error("`expires` cannot be combined with `use_server_proxy`")]
+    ExpiresWithProxy,
+    #[error("signed endpoints are not supported by this runtime")]
+    ExpiresUnsupported,
+    #[error("sandbox is paused")]
+    Paused,
+    #[error("sandbox is still starting")]
+    Starting,
+    #[error("sandbox has ended")]
+    Ended,
+    #[error("cannot connect to this port of the sandbox")]
+    Unreachable,
+    #[error("the sandbox dropped the connection or sent an invalid response")]
+    BadResponse,
+    #[error("the sandbox did not respond in time")]
+    Timeout,
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+impl Refusal {
+    #[must_use]
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::NoRoute | Self::NotFound | Self::AddressUnknown => StatusCode::NOT_FOUND,
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::PortNotANumber => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::PortOutOfRange
+            | Self::TargetMalformed
+            | Self::ExpiresWithProxy
+            | Self::ExpiresUnsupported => StatusCode::BAD_REQUEST,
+            Self::MissingKey | Self::InvalidKey | Self::SecureAccess => StatusCode::UNAUTHORIZED,
+            Self::NotRunning => StatusCode::CONFLICT,
+            Self::Paused | Self::Starting | Self::Ended | Self::Unreachable | Self::BadResponse => {
+                StatusCode::BAD_GATEWAY
+            }
+            Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
+            Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::NoRoute => "GENERAL::NOT_FOUND",
+            Self::Method => "GENERAL::METHOD_NOT_ALLOWED",
+            Self::PortNotANumber => VALIDATION_ERROR,
+            Self::PortOutOfRange => "DOCKER::INVALID_PORT",
+            Self::TargetMalformed => "GENERAL::UNKNOWN_ERROR",
+            Self::MissingKey => "MISSING_API_KEY",
+            Self::InvalidKey => "INVALID_API_KEY",
+            Self::SecureAccess => "MISSING_OR_INVALID_SECURE_ACCESS",
+            Self::NotFound => "DOCKER::SANDBOX_NOT_FOUND",
+            Self::NotRunning => "DOCKER::SANDBOX_NOT_RUNNING",
+            Self::AddressUnknown => "KUBERNETES::POD_IP_NOT_AVAILABLE",
+            Self::ExpiresWithProxy => "SANDBOX::INVALID_PARAMETER",
+            Self::ExpiresUnsupported => "SANDBOX::API_NOT_SUPPORTED",
+            Self::Paused | Self::Starting | Self::Ended | Self::Unreachable => "BACKEND_CONNECTION_FAILED",
+            Self::BadResponse => "BACKEND_RESPONSE_FAILED",
+            Self::Timeout => "BACKEND_TIMEOUT",
+            Self::ShuttingDown => "GENERAL::UNAVAILABLE",
+        }
+    }
+
+    /// WebSocket clients are told with a close frame: 1008 for what they did, 1011 for what happened here.
+    pub(super) fn close_code(self) -> u16 {
+        match self {
+            Self::MissingKey | Self::InvalidKey | Self::SecureAccess => 1008,
+            _ => 1011,
+        }
+    }
+}
+
+impl From<ConnectError> for Refusal {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Draining => Self::ShuttingDown,
+            _ => Self::Unreachable,
+        }
+    }
+}
+
+impl From<ForwardError> for Refusal {
+    fn from(error: ForwardError) -> Self {
+        match error {
+            ForwardError::Connect(error) => error.into(),
+            ForwardError::Timeout => Self::Timeout,
+            ForwardError::InvalidResponse(_) | ForwardError::Dropped(_) | ForwardError::ClientGone => {
+                Self::BadResponse
+            }
+        }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let (code, message) = (self.code().to_owned(), self.to_string());
+        if self == Self::PortNotANumber {
+            let field = FieldError {
+                kind: "int_parsing".to_owned(),
+                loc: vec!["path".into(), "port".into()],
+                msg: message.clone(),
+            };
+            return (self.status(), Json(ValidationBody { code, message, detail: vec![field] }))
+                .into_response();
+        }
+        let mut response = (self.status(), Json(ErrorBody { code, message })).into_response();
+        if self == Self::Method {
+            let allow = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
+            response.headers_mut().insert(header::ALLOW, allow);
+        }
+        response
+    }
+}

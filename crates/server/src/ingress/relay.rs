@@ -1,0 +1,141 @@
+//! One request on a proxy route, from its arrival to the answer's head.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{OriginalUri, Request};
+use axum::response::{IntoResponse, Response};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, Method, StatusCode, Uri};
+use sandglass_proxy::{Forwarder, ResponseBody, requested_upgrade};
+
+use super::ACCESS_RENEW;
+use super::access::{AccessRules, Grounds};
+use super::edits::{self, Observed, Way};
+use super::lookup::{Lookup, Reach, Target};
+use super::refusal::Refusal;
+use super::route::Route;
+use super::ways::{Need, Ways};
+use super::websocket::{Close, Handshake};
+
+/// What the configuration says about the ingress.
+#[derive(Clone, Debug, Default)]
+pub struct IngressSettings {
+    pub access: AccessRules,
+    /// `server.eip`.
+    pub eip: Option<String>,
+}
+
+/// Everything the proxy routes need. Clones share it.
+#[derive(Clone)]
+pub struct IngressState {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    lookup: Arc<dyn Lookup>,
+    forwarder: Forwarder,
+    settings: IngressSettings,
+    ways: Ways,
+}
+
+impl IngressState {
+    pub fn new(lookup: Arc<dyn Lookup>, forwarder: Forwarder, settings: IngressSettings) -> Self {
+        Self { shared: Arc::new(Shared { lookup, forwarder, settings, ways: Ways::default() }) }
+    }
+
+    /// Cuts what goes to a removed sandbox. To be called before its address can be given to another.
+    pub fn forget(&self, address: IpAddr) {
+        self.shared.ways.forget(address);
+        self.shared.forwarder.forget(address);
+    }
+}
+
+/// Answers any method on both proxy routes of both mounts.
+///
+/// The peer's address is taken from `ConnectInfo<SocketAddr>` where the server provides it.
+pub async fn proxy_handler(state: IngressState, request: Request) -> Response {
+    let handshake = Handshake::of(&request);
+    let uri =
+        request.extensions().get::<OriginalUri>().map_or_else(|| request.uri().clone(), |uri| uri.0.clone());
+    let refusal = match state.shared.relay(&uri, request).await {
+        Ok(response) if handshake.is_some() && response.status() != StatusCode::SWITCHING_PROTOCOLS => None,
+        Ok(response) => return response.map(Body::new),
+        Err(refusal) => Some(refusal),
+    };
+    match (handshake, refusal) {
+        // A path that is no route has no WebSocket behind it that could be closed.
+        (_, Some(refusal @ (Refusal::NoRoute | Refusal::PortNotANumber | Refusal::Method))) => {
+            refusal.into_response()
+        }
+        (Some(handshake), Some(refusal)) => handshake.close(Close::Refused(refusal)).await,
+        (Some(handshake), None) => handshake.close(Close::ByBackend).await,
+        (None, refusal) => refusal.unwrap_or(Refusal::BadResponse).into_response(),
+    }
+}
+
+impl Shared {
+    async fn relay(&self, uri: &Uri, request: Request) -> Result<Response<ResponseBody>, Refusal> {
+        let route = Route::parse(uri.path())?;
+        if matches!(*request.method(), Method::CONNECT | Method::TRACE) {
+            return Err(Refusal::Method);
+        }
+        let target = self.lookup.target(route.id);
+        let (target, grounds) = self.settings.access.admit(request.headers(), target.as_ref(), route.port)?;
+        if !skips_renewal(request.headers()) {
+            self.lookup.used(route.id);
+        }
+        let application = SocketAddr::new(address(target.reach)?, route.port);
+        self.exchange(&route, uri.query(), (target, grounds), application, request).await
+    }
+
+    async fn exchange(
+        &self,
+        route: &Route<'_>,
+        query: Option<&str>,
+        (target, grounds): (&Target, Grounds),
+        application: SocketAddr,
+        mut request: Request,
+    ) -> Result<Response<ResponseBody>, Refusal> {
+        let need = if requested_upgrade(request.headers()).is_some() { Need::Own } else { Need::Shared };
+        let (lease, way) = self.ways.connect(&self.forwarder, application, need).await?;
+        let observed = Observed::of(request.headers(), request.extensions());
+        let edits = edits::request(request.headers(), &observed, (target, grounds), (application, way));
+        *request.uri_mut() = Uri::from(match way {
+            Way::Direct => route.direct(query)?,
+            Way::Agent => route.through_agent(query)?,
+        });
+        let mut response = match need {
+            Need::Own => lease.upgrade(request, edits).await?,
+            Need::Shared => lease.forward(request, edits).await?,
+        };
+        if way == Way::Agent && nothing_inside(&response) {
+            self.ways.forget_port(application);
+            return Err(Refusal::Unreachable);
+        }
+        edits::response(response.headers_mut(), route, self.settings.eip.as_deref());
+        Ok(response)
+    }
+}
+
+fn address(reach: Reach) -> Result<IpAddr, Refusal> {
+    match reach {
+        Reach::Addressable(address) => Ok(address),
+        Reach::Paused(_) => Err(Refusal::Paused),
+        Reach::Starting(_) => Err(Refusal::Starting),
+        Reach::Gone => Err(Refusal::Ended),
+    }
+}
+
+fn skips_renewal(headers: &HeaderMap) -> bool {
+    headers.get(ACCESS_RENEW).is_some_and(|value| value == "skip")
+}
+
+/// The agent's own word for a port on which nothing listens: a 502 with the text `Bad Gateway`.
+fn nothing_inside<B>(response: &Response<B>) -> bool {
+    let headers = response.headers();
+    response.status() == StatusCode::BAD_GATEWAY
+        && headers.get(CONTENT_LENGTH).is_some_and(|length| length == "11")
+        && headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"))
+}
