@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{
@@ -16,6 +17,8 @@ use rustix::process::{
 
 use crate::cgroup::Cgroup;
 use crate::network::link;
+
+const DIES_WITHIN: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// The box's first process.
 #[derive(Debug)]
@@ -36,10 +39,12 @@ impl Init {
         Ok(waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG)?)
     }
 
-    fn reap_blocking(&self) {
-        use std::os::fd::AsFd;
-        // Already reaped is fine.
-        let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+    /// Waits for its end, but not for ever: a process in an uninterruptible call does not even die of SIGKILL.
+    fn await_end(&self) {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let _ = poll(&mut fds, Some(&DIES_WITHIN));
+        // Already reaped, or nobody of ours, is fine.
+        let _ = self.reap();
     }
 
     /// A handle to a process that is not our child, if it still is the one that was recorded.
@@ -76,7 +81,7 @@ impl Remains {
             let _ = self.cgroup.as_ref().map(|cgroup| cgroup.set_frozen(crate::cgroup::Frozen::No));
             // With it the kernel kills the whole pid namespace.
             let _ = init.signal(Signal::KILL);
-            init.reap_blocking();
+            init.await_end();
         }
         self.init = None;
         if let Some(cgroup) = &self.cgroup

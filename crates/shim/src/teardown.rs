@@ -56,7 +56,8 @@ pub fn teardown(dir: &Path) -> Result<(), TeardownError> {
 }
 
 fn record(files: &BoxDir, state: Option<BoxState>) -> io::Result<()> {
-    if state.as_ref().is_some_and(|state| state.exit.is_some()) {
+    let ended = state.as_ref().is_some_and(|state| state.exit.is_some());
+    if ended || !files.path().exists() {
         return Ok(());
     }
     let message = "the shim ended unexpectedly and the box with it";

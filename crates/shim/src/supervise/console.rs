@@ -73,6 +73,11 @@ impl Console {
         self.tail.trim()
     }
 
+    /// Whether everything that was read lies in the file.
+    pub fn is_settled(&self) -> bool {
+        self.unwritten.is_empty()
+    }
+
     /// Moves what is there, within a turn's share.
     pub fn pump(&mut self) {
         for _ in 0..READS_A_TURN {
@@ -134,6 +139,8 @@ impl Console {
                 true
             }
             Err(_) => {
+                // Opened anew next time: the trouble may be with this very file.
+                self.file = None;
                 self.blocked_until = Some(Instant::now() + Duration::from_secs(1));
                 false
             }

@@ -108,6 +108,10 @@ fn begin(
         io::ErrorKind::WouldBlock => Failure::new("exists", "another shim runs for this directory"),
         _ => Failure::new("directory", error),
     })?;
+    // A server may have given up on this directory between asking for a shim and its start.
+    if dir.state().ok().flatten().is_some_and(|state| state.exit.is_some()) {
+        return Err(Failure::new("exists", "the box of this directory has ended already"));
+    }
     let host = host.map_err(|error| Failure::new("host", error))?;
     let spec = dir.spec().map_err(failed("spec"))?;
     let facts = dir.facts().map_err(failed("spec"))?;
@@ -265,7 +269,8 @@ impl Shim {
         if let Some(console) = &mut self.console {
             console.drain();
         }
-        self.console = None;
+        // With a full disk it keeps trying; its memory is bounded by what pipes hold.
+        self.console.take_if(|console| console.is_settled());
         self.starting = None;
         self.note_exit(exit_record(&status, oom_killed));
         if let Err((step, error)) = cleared {

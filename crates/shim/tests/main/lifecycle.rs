@@ -103,6 +103,45 @@ fn a_flood_of_output_is_rotated_and_loses_nothing() {
 }
 
 #[test]
+fn a_full_disk_makes_the_writer_wait_and_nobody_else() {
+    let stage = stage();
+    let mut spec = stage.spec();
+    let script = "yes 0123456789012345678901234567890123456789 | head -n 20000; echo last";
+    spec.process.entrypoint = vec!["/bin/sh".into(), "-c".into(), script.into()];
+    let dir = stage.prepare(&spec, &MutableFacts::default());
+    std::os::unix::fs::symlink("/dev/full", dir.join("console.log")).unwrap();
+    let mut channel = stage.zygote.create(&dir).unwrap();
+    let Some(CreateReport::Created { state, timings }) = read_report(&mut channel).unwrap() else {
+        panic!("not created");
+    };
+    let boxed = TestBox { dir, spec, state, timings };
+    std::thread::sleep(Duration::from_millis(300));
+    let begun = Instant::now();
+    assert_eq!(boxed.current().phase, Phase::Running, "the writer must wait");
+    assert!(begun.elapsed() < Duration::from_millis(200));
+    fs::remove_file(boxed.dir.join("console.log")).unwrap();
+    boxed.wait_exited();
+    eventually("all output has arrived", || {
+        let log = fs::read_to_string(boxed.dir.join("console.log")).unwrap_or_default();
+        log.lines().count() == 20_001 && log.trim_end().ends_with("stdout last")
+    });
+}
+
+#[test]
+fn a_late_shim_does_not_revive_a_box_that_was_given_up() {
+    let stage = stage();
+    let spec = stage.spec();
+    let dir = stage.prepare(&spec, &MutableFacts::default());
+    teardown(&dir).unwrap();
+    let mut channel = stage.zygote.create(&dir).unwrap();
+    let report = read_report(&mut channel).unwrap().unwrap();
+    assert!(matches!(&report, CreateReport::Failed { phase, .. } if phase == "exists"), "{report:?}");
+    assert_eq!(traces(&spec, &dir), NOTHING);
+    sandglass_shim::remove_dir(&dir).unwrap();
+    teardown(&dir).unwrap();
+}
+
+#[test]
 fn an_entrypoint_that_cannot_start_is_named() {
     let stage = stage();
     let mut spec = stage.spec();
