@@ -179,7 +179,7 @@ impl Server {
         self.stop.cancel();
         let _ = self.serving.await;
         self.engine.stop().await;
-        self.store.close().await;
+        self.store.shut().await;
         // Without boxes the host-side network is of no use; with boxes it must stay.
         if self.engine.index().is_empty()
             && let Err(error) = self.runtime.remove_network()

@@ -145,6 +145,17 @@ impl EmbeddedRuntime {
     }
 }
 
+impl Drop for EmbeddedRuntime {
+    /// The listeners hold the state directory; boxes and shims are left as they are.
+    fn drop(&mut self) {
+        for known in self.shared.boxes.lock().values_mut() {
+            if let Some(listener) = known.listener.take() {
+                listener.abort();
+            }
+        }
+    }
+}
+
 impl Shared {
     fn busy(&self) -> MutexGuard<'_, HashSet<sandglass_sandbox::SandboxId>> {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)

@@ -130,7 +130,7 @@ impl Engine {
             }
             (Step::FailCreate(why), Operation::Create(_)) => {
                 let _ = self.runtime.remove(id, Duration::ZERO).await;
-                self.index.vanished(id);
+                self.vanished(id);
                 let error = RuntimeError::new(RuntimeErrorKind::Failed, "create", why);
                 self.fail_create(id, intent.generation, error).await
             }
@@ -215,7 +215,7 @@ impl Engine {
             Err(error) => {
                 warn!(sandbox = %id, error = %error, "could not be {kind}");
                 if error.kind == RuntimeErrorKind::NotFound {
-                    self.index.vanished(id);
+                    self.vanished(id);
                 }
                 let event = self.event(&format!("{kind}_failed"), &error.to_string());
                 self.index.set_failure(id, intent.generation, error);
@@ -233,7 +233,7 @@ impl Engine {
             Ok(()) => {
                 info!(sandbox = %id, reason, "removed");
                 events.push(self.event("removed", reason));
-                self.index.vanished(id);
+                self.vanished(id);
                 self.close(id, intent.generation, &events).await
             }
             Err(error) => {

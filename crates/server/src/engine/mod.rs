@@ -86,7 +86,11 @@ pub struct Engine {
     starting: Semaphore,
     tasks: TaskTracker,
     stopping: CancellationToken,
+    removed_hook: std::sync::OnceLock<RemovedHook>,
 }
+
+/// Told of every box that is gone, before its address can be given to another.
+type RemovedHook = Box<dyn Fn(&sandglass_sandbox::ports::runtime::Observation) + Send + Sync>;
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -123,6 +127,7 @@ impl Engine {
             facts_locks: [const { tokio::sync::Mutex::const_new(()) }; 64],
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
+            removed_hook: std::sync::OnceLock::new(),
         })
     }
 
@@ -155,6 +160,23 @@ impl Engine {
         self.stopping.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+    }
+
+    /// Registers who is told of boxes that are gone. The first call counts.
+    pub fn on_removed(
+        &self,
+        hook: impl Fn(&sandglass_sandbox::ports::runtime::Observation) + Send + Sync + 'static,
+    ) {
+        let _ = self.removed_hook.set(Box::new(hook));
+    }
+
+    /// Takes the box out of the index and tells whoever wants to know.
+    fn vanished(&self, id: SandboxId) -> bool {
+        let Some(observed) = self.index.vanished(id) else { return false };
+        if let Some(hook) = self.removed_hook.get() {
+            hook(&observed);
+        }
+        true
     }
 
     /// What exists, as this process knows it.

@@ -48,3 +48,11 @@ fn create_failed(why: &StoredError, message: String) -> ApiError {
         _ => ApiError::new(Code::StartFailed, message),
     }
 }
+
+/// What the ingress refuses, for look-ups that answer in the API's own shape.
+pub(super) fn of_refusal(refusal: crate::ingress::Refusal) -> ApiError {
+    let mut error = ApiError::new(Code::Internal, refusal.to_string());
+    error.status = refusal.status();
+    error.code = refusal.code();
+    error
+}

@@ -26,14 +26,19 @@ pub(super) async fn append(
     Ok(())
 }
 
-pub(super) async fn newest(pool: &SqlitePool, id: SandboxId, limit: u32) -> Result<Vec<EventRecord>, StoreError> {
-    let mut rows: Vec<(i64, String, String)> =
-        sqlx::query_as("SELECT at_ms, kind, message FROM events WHERE sandbox_id = $1 ORDER BY seq DESC LIMIT $2")
-            .bind(id.to_string())
-            .bind(i64::from(limit))
-            .fetch_all(pool)
-            .await
-            .map_err(unavailable)?;
+pub(super) async fn newest(
+    pool: &SqlitePool,
+    id: SandboxId,
+    limit: u32,
+) -> Result<Vec<EventRecord>, StoreError> {
+    let mut rows: Vec<(i64, String, String)> = sqlx::query_as(
+        "SELECT at_ms, kind, message FROM events WHERE sandbox_id = $1 ORDER BY seq DESC LIMIT $2",
+    )
+    .bind(id.to_string())
+    .bind(i64::from(limit))
+    .fetch_all(pool)
+    .await
+    .map_err(unavailable)?;
     rows.reverse();
     Ok(rows
         .into_iter()

@@ -10,7 +10,8 @@ pub(super) async fn all(pool: &SqlitePool) -> Result<Vec<Intent>, StoreError> {
         sqlx::query_as("SELECT body FROM intents").fetch_all(pool).await.map_err(unavailable)?;
     rows.iter()
         .map(|(body,)| {
-            serde_json::from_str(body).map_err(|e| StoreError::Corrupt(format!("an intent is unreadable: {e}")))
+            serde_json::from_str(body)
+                .map_err(|e| StoreError::Corrupt(format!("an intent is unreadable: {e}")))
         })
         .collect()
 }
@@ -52,18 +53,24 @@ pub(super) async fn replace(
     expected: u64,
     intent: &Intent,
 ) -> Result<bool, StoreError> {
-    let done = sqlx::query("UPDATE intents SET generation = $1, body = $2 WHERE sandbox_id = $3 AND generation = $4")
-        .bind(bigint(intent.generation))
-        .bind(body(intent))
-        .bind(intent.sandbox_id.to_string())
-        .bind(bigint(expected))
-        .execute(tx)
-        .await
-        .map_err(unavailable)?;
+    let done = sqlx::query(
+        "UPDATE intents SET generation = $1, body = $2 WHERE sandbox_id = $3 AND generation = $4",
+    )
+    .bind(bigint(intent.generation))
+    .bind(body(intent))
+    .bind(intent.sandbox_id.to_string())
+    .bind(bigint(expected))
+    .execute(tx)
+    .await
+    .map_err(unavailable)?;
     Ok(done.rows_affected() == 1)
 }
 
-pub(super) async fn delete(tx: &mut SqliteConnection, id: SandboxId, expected: u64) -> Result<bool, StoreError> {
+pub(super) async fn delete(
+    tx: &mut SqliteConnection,
+    id: SandboxId,
+    expected: u64,
+) -> Result<bool, StoreError> {
     let done = sqlx::query("DELETE FROM intents WHERE sandbox_id = $1 AND generation = $2")
         .bind(id.to_string())
         .bind(bigint(expected))

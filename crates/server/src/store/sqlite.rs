@@ -40,8 +40,11 @@ impl SqliteStore {
             .synchronous(SqliteSynchronous::Normal)
             .busy_timeout(Duration::from_secs(5))
             .foreign_keys(true);
-        let writer =
-            SqlitePoolOptions::new().max_connections(1).connect_with(options.clone()).await.map_err(unavailable)?;
+        let writer = SqlitePoolOptions::new()
+            .max_connections(1)
+            .connect_with(options.clone())
+            .await
+            .map_err(unavailable)?;
         let migrations = vec![Migration::new(
             1,
             "spine".into(),
@@ -61,7 +64,7 @@ impl SqliteStore {
     }
 
     /// Writes everything out and closes the file.
-    pub async fn close(&self) {
+    pub async fn shut(&self) {
         self.readers.close().await;
         self.writer.close().await;
     }
@@ -117,7 +120,12 @@ impl Store for SqliteStore {
         Ok(Advance::Written)
     }
 
-    async fn close(&self, id: SandboxId, expected: u64, closing: &[EventRecord]) -> Result<Advance, StoreError> {
+    async fn close(
+        &self,
+        id: SandboxId,
+        expected: u64,
+        closing: &[EventRecord],
+    ) -> Result<Advance, StoreError> {
         let mut tx = self.writer.begin_with(BEGIN).await.map_err(unavailable)?;
         if !intents::delete(&mut tx, id, expected).await? {
             return Ok(Advance::Lost);

@@ -45,7 +45,9 @@ async fn an_idempotency_key_is_claimed_once() {
     let record = |id| IdempotencyRecord { fingerprint: "f".into(), sandbox_id: id };
     let claim = |id| {
         let (store, record) = (store.clone(), record(id));
-        async move { store.insert_create(&intent(id, 1, Operation::Pause), &event("x"), Some(("k", &record))).await }
+        async move {
+            store.insert_create(&intent(id, 1, Operation::Pause), &event("x"), Some(("k", &record))).await
+        }
     };
     assert_eq!(claim(first).await.unwrap(), Claim::Claimed);
     assert_eq!(claim(second).await.unwrap(), Claim::Taken(record(first)));
@@ -60,7 +62,7 @@ async fn intents_survive_reopening() {
     let (dir, store) = store().await;
     let wanted = intent(SandboxId::random(), 1, Operation::Resume);
     store.advance(None, &wanted, None).await.unwrap();
-    store.close().await;
+    store.shut().await;
     let again = SqliteStore::open(&dir.path().join("s.db")).await.unwrap();
     assert_eq!(again.open_intents().await.unwrap(), [wanted]);
 }

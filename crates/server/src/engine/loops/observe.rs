@@ -42,7 +42,7 @@ async fn take(engine: &Arc<Engine>, event: RuntimeEvent) {
             }
         }
         RuntimeEvent::Removed(id) => {
-            if engine.index.vanished(id).is_some() {
+            if engine.vanished(id) {
                 // During our own removal the driver writes the history; this is the runtime acting alone.
                 if !engine.index.get(id).is_some_and(|e| e.removing()) {
                     info!(sandbox = %id, "the runtime removed the sandbox by itself");

@@ -43,7 +43,7 @@ async fn run(engine: &Arc<Engine>) {
         let same = engine.index.get(id).and_then(|e| e.observed).is_some_and(|o| o.revision == revision);
         if !present.contains(&id) && same {
             info!(sandbox = %id, "the box is gone");
-            engine.index.vanished(id);
+            engine.vanished(id);
             engine.poke(id);
         }
     }

@@ -1,0 +1,168 @@
+//! The embedded runtime on the real kernel: the contract of every runtime, and what only a restart shows. Needs root.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use sandglass_runtimes::embedded::{EmbeddedConfig, EmbeddedRuntime};
+use sandglass_sandbox::{
+    Clock, SandboxId, SystemClock,
+    ports::{
+        Runtime, RuntimeErrorKind,
+        runtime::{Condition, ExitCause, StartPlan},
+    },
+    spec::{Entrypoint, Limits, MutableFacts, Spec},
+};
+use sandglass_testkit::runtime_contract::{self, Subject};
+
+fn config(dir: &Path) -> EmbeddedConfig {
+    EmbeddedConfig {
+        state_dir: dir.to_path_buf(),
+        host_image: true,
+        subnet: None,
+        dns: vec![],
+        pids_limit: 256,
+        expiry_grace: Duration::from_secs(2),
+        insecure_registries: vec![],
+    }
+}
+
+fn plan(ttl: Option<u64>) -> StartPlan {
+    let now = SystemClock.now();
+    StartPlan {
+        spec: Spec {
+            image: "host".into(),
+            entrypoint: Entrypoint::Command(vec!["sleep".into(), "1000".into()]),
+            env: vec![],
+            limits: Limits::default(),
+            platform: None,
+            volumes: vec![],
+            extensions: Default::default(),
+            secure_access: false,
+        },
+        facts: MutableFacts {
+            expires_at: ttl.and_then(|s| now.checked_add(Duration::from_secs(s))),
+            metadata: Default::default(),
+        },
+        created_at: now,
+        agent_token: "t".into(),
+        route_token: "r".into(),
+    }
+}
+
+/// Boxes, cgroups and interfaces that this state directory has left on the machine.
+fn remains(dir: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir.join("sandboxes")).into_iter().flatten().flatten() {
+        found.push(format!("directory {}", entry.path().display()));
+    }
+    let network = std::fs::read_to_string(dir.join("network.json")).unwrap_or_default();
+    let prefix =
+        network.split("\"prefix\": \"").nth(1).and_then(|t| t.split('"').next()).unwrap_or("?").to_owned();
+    for entry in std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(&prefix) {
+            found.push(format!("interface {name}"));
+        }
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    found
+        .extend(mounts.lines().filter(|l| l.contains(&*dir.to_string_lossy())).map(|l| format!("mount {l}")));
+    found
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_embedded_runtime_keeps_the_contract() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Arc::new(EmbeddedRuntime::open(config(dir.path())).unwrap());
+    let subject = Subject { runtime: runtime.clone(), image: "host".into(), runs_processes: true };
+    runtime_contract::run(&subject).await;
+    assert_eq!(remains(dir.path()), Vec::<String>::new());
+    runtime.remove_network().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_server_on_the_same_state_directory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = EmbeddedRuntime::open(config(dir.path())).unwrap();
+    let second = EmbeddedRuntime::open(config(dir.path())).unwrap_err();
+    assert_eq!(second.kind, RuntimeErrorKind::Exists);
+    assert!(second.message.contains("another server"), "{second}");
+    first.remove_network().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn boxes_outlive_their_server_and_are_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let id = SandboxId::random();
+    let before = {
+        let first = EmbeddedRuntime::open(config(dir.path())).unwrap();
+        let seen = first.start(id, &plan(Some(600))).await.unwrap();
+        first.pause(id).await.unwrap();
+        seen
+    };
+    let second = reopened(dir.path()).await;
+    let found = second.list().await.unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].condition, Condition::Paused);
+    assert_eq!((found[0].facts.clone(), found[0].address), (before.facts, before.address));
+    second.resume(id).await.unwrap();
+    second.remove(id, Duration::ZERO).await.unwrap();
+    assert_eq!(remains(dir.path()), Vec::<String>::new());
+    second.remove_network().unwrap();
+}
+
+/// The listener tasks of the runtime that went away hold its lock until they notice.
+async fn reopened(dir: &Path) -> EmbeddedRuntime {
+    for _ in 0..200 {
+        match EmbeddedRuntime::open(config(dir)) {
+            Ok(runtime) => return runtime,
+            Err(e) if e.kind == RuntimeErrorKind::Exists => {
+                tokio::time::sleep(Duration::from_millis(10)).await
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+    panic!("the state directory stayed locked");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_box_whose_shim_is_killed_is_failed_and_leaves_nothing_when_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = EmbeddedRuntime::open(config(dir.path())).unwrap();
+    let id = SandboxId::random();
+    runtime.start(id, &plan(None)).await.unwrap();
+    let shim: i32 = runtime.describe(id).await.unwrap()["Shim PID"].parse().unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(shim).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    let mut cause = None;
+    for _ in 0..500 {
+        if let Some(Condition::Exited(exit)) = runtime.inspect(id).await.unwrap().map(|o| o.condition) {
+            cause = Some(exit.cause);
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(cause, Some(ExitCause::SupervisorLost));
+    runtime.remove(id, Duration::ZERO).await.unwrap();
+    assert_eq!(remains(dir.path()), Vec::<String>::new());
+    runtime.remove_network().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_box_ends_by_itself_when_no_server_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let runtime = EmbeddedRuntime::open(config(dir.path())).unwrap();
+        runtime.start(SandboxId::random(), &plan(Some(1))).await.unwrap();
+    }
+    for _ in 0..1000 {
+        if remains(dir.path()).is_empty() {
+            reopened(dir.path()).await.remove_network().unwrap();
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("left: {:?}", remains(dir.path()));
+}

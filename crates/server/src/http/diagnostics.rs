@@ -1,0 +1,208 @@
+//! Logs, events, inspect and summary of a sandbox, as JSON with `scope` and as text without.
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    response::{IntoResponse, Response},
+};
+use http::{HeaderName, HeaderValue, Uri, header};
+use sandglass_sandbox::ports::runtime::{Condition, ExitCause};
+use serde::Serialize;
+
+use super::{
+    App,
+    error::{ApiError, ApiResult, Code},
+    fields::Findings,
+    parse::QueryString,
+};
+use crate::{
+    diagnostics::{
+        Console, EventFacts, EventLine, EventScope, InspectFacts, LogFilter, LogScope, PortFacts, Summary,
+        UnsupportedScope, describe_events, describe_logs, parse_since, render_events, render_inspect, render_summary,
+    },
+    engine::index::Entry,
+};
+
+/// Lines read when a time bound has to be found among them.
+const MOST_LINES: usize = 10_000;
+
+fn text(body: String, deprecated: Deprecated) -> Response {
+    let mut response = ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response();
+    if deprecated == Deprecated::Yes {
+        response.headers_mut().insert(HeaderName::from_static("deprecation"), HeaderValue::from_static("true"));
+    }
+    response
+}
+
+#[derive(PartialEq)]
+enum Deprecated {
+    Yes,
+    No,
+}
+
+impl From<UnsupportedScope> for ApiError {
+    fn from(scope: UnsupportedScope) -> Self {
+        Self::new(Code::DiagnosticsScope, format!("scope must be one of: {}", scope.supported.join(", ")))
+    }
+}
+
+fn number(query: &QueryString, name: &str, default: usize, max: i64) -> ApiResult<usize> {
+    let Some(given) = query.last(name) else { return Ok(default) };
+    let mut findings = Findings::new("query");
+    let parsed = findings.within(name, |f| f.integer_text(given, 1, max));
+    Ok(usize::try_from(findings.finish(parsed)?).unwrap_or(default))
+}
+
+async fn console(app: &App, entry: &Entry, lines: usize) -> ApiResult<String> {
+    if entry.observed.is_none() {
+        return Ok(String::new());
+    }
+    let lines = app
+        .engine
+        .runtime()
+        .logs(entry.id, lines)
+        .await
+        .map_err(|e| ApiError::new(Code::QueryFailed, format!("the logs cannot be read: {}", e.message)))?;
+    Ok(lines.into_iter().map(|line| line + "\n").collect())
+}
+
+/// `GET /sandboxes/{id}/diagnostics/logs`
+pub async fn logs(State(app): State<App>, Path(id): Path<String>, uri: Uri) -> ApiResult<Response> {
+    let query = QueryString::parse(uri.query());
+    let scope = query.last("scope").map(LogScope::parse).transpose()?;
+    let tail = number(&query, "tail", 100, 10_000)?;
+    let entry = app.engine.find(&id)?;
+    if let Some(scope) = scope {
+        // One line more than is shown tells whether some were left out.
+        let lines = console(&app, &entry, crate::diagnostics::LOG_LINES + 1).await?;
+        let console = Console { rotated: b"", current: lines.as_bytes() };
+        return json(&describe_logs(&entry.id.to_string(), scope, console));
+    }
+    let mut filter = LogFilter::last(tail);
+    let mut wanted = tail;
+    if let Some(since) = query.last("since") {
+        let now = jiff::Timestamp::from_millisecond(app.engine.clock().now().as_millis()).map_err(|_| ApiError::internal())?;
+        filter = filter.within(parse_since(since), now);
+        wanted = MOST_LINES;
+    }
+    let lines = console(&app, &entry, wanted).await?;
+    Ok(text(Console { rotated: b"", current: lines.as_bytes() }.select(filter).text, Deprecated::Yes))
+}
+
+fn json<T: Serialize>(value: &T) -> ApiResult<Response> {
+    Ok(Json(value).into_response())
+}
+
+async fn event_facts(app: &App, entry: &Entry) -> ApiResult<EventFacts> {
+    let unreadable = |what: &str| ApiError::new(Code::QueryFailed, format!("the {what} cannot be read"));
+    let history = app.engine.store().history(entry.id, 500).await.map_err(|_| unreadable("history"))?;
+    let mut events: Vec<EventLine> = history
+        .into_iter()
+        .map(|e| EventLine { at_ms: e.at.as_millis(), kind: e.kind, message: e.message })
+        .collect();
+    if entry.observed.is_some() {
+        let inside = app.engine.runtime().events(entry.id).await.map_err(|_| unreadable("box's events"))?;
+        events.extend(
+            inside.into_iter().map(|e| EventLine { at_ms: e.at.as_millis(), kind: e.kind, message: e.message }),
+        );
+    }
+    events.sort_by_key(|e| e.at_ms);
+    let status = entry.status();
+    let observed = entry.observed.as_deref();
+    Ok(EventFacts {
+        id: entry.id.to_string(),
+        status: status.map_or("Unknown".into(), |s| format!("{} ({})", s.state.word(), s.reason)),
+        created_at_ms: entry.created_at().as_millis(),
+        started_at_ms: observed.and_then(|o| o.started_at).map(|t| t.as_millis()),
+        finished_at_ms: finished(entry),
+        events,
+    })
+}
+
+fn finished(entry: &Entry) -> Option<i64> {
+    match &entry.observed.as_deref()?.condition {
+        Condition::Exited(exit) => Some(exit.at.as_millis()),
+        _ => None,
+    }
+}
+
+/// `GET /sandboxes/{id}/diagnostics/events`
+pub async fn events(State(app): State<App>, Path(id): Path<String>, uri: Uri) -> ApiResult<Response> {
+    let query = QueryString::parse(uri.query());
+    let scope = query.last("scope").map(EventScope::parse).transpose()?;
+    let limit = number(&query, "limit", 50, 500)?;
+    let entry = app.engine.find(&id)?;
+    let facts = event_facts(&app, &entry).await?;
+    match scope {
+        Some(scope) => json(&describe_events(&facts, scope)),
+        None => Ok(text(render_events(&facts, limit).text, Deprecated::Yes)),
+    }
+}
+
+fn inspect_facts(entry: &Entry) -> InspectFacts {
+    let observed = entry.observed.as_deref();
+    let status = entry.status();
+    let exit = observed.and_then(|o| match &o.condition {
+        Condition::Exited(exit) => Some(exit),
+        _ => None,
+    });
+    let spec = entry.spec();
+    let address = observed.and_then(|o| o.address);
+    InspectFacts {
+        id: entry.id.to_string(),
+        name: format!("sandbox-{}", entry.id),
+        image: spec.map(|s| s.image.clone()).unwrap_or_default(),
+        status: status.as_ref().map_or("Unknown".into(), |s| s.state.word().to_owned()),
+        running: observed.is_some_and(|o| o.condition == Condition::Running),
+        paused: observed.is_some_and(|o| o.condition == Condition::Paused),
+        oom_killed: exit.is_some_and(|e| e.cause == ExitCause::OutOfMemory),
+        exit_code: exit.and_then(|e| e.code),
+        started_at_ms: observed.and_then(|o| o.started_at).map(|t| t.as_millis()),
+        finished_at_ms: finished(entry),
+        error: status.and_then(|s| s.message),
+        cpu_millis: spec.and_then(|s| s.limits.cpu_millis),
+        memory_bytes: spec.and_then(|s| s.limits.memory_bytes),
+        pids_limit: spec.and_then(|s| s.limits.pids),
+        networks: address.map(|a| ("sandglass".to_owned(), a.into())).into_iter().collect(),
+        ports: observed
+            .map(|o| PortFacts { port: o.agent_port, bound_to: o.address.map(|a| format!("{a}:{}", o.agent_port)) })
+            .into_iter()
+            .collect(),
+        labels: entry.facts().map(|f| f.metadata.clone()).unwrap_or_default(),
+        env: spec.map(|s| s.env.clone()).unwrap_or_default(),
+    }
+}
+
+/// `GET /sandboxes/{id}/diagnostics/inspect`
+pub async fn inspect(State(app): State<App>, Path(id): Path<String>) -> ApiResult<Response> {
+    let entry = app.engine.find(&id)?;
+    let mut page = render_inspect(&inspect_facts(&entry));
+    if entry.observed.is_some()
+        && let Ok(facts) = app.engine.runtime().describe(entry.id).await
+    {
+        page.push_str("\nRuntime:\n");
+        for (name, value) in facts {
+            page.push_str(&format!("  {name}: {value}\n"));
+        }
+    }
+    Ok(text(page, Deprecated::No))
+}
+
+/// `GET /sandboxes/{id}/diagnostics/summary`
+pub async fn summary(State(app): State<App>, Path(id): Path<String>, uri: Uri) -> ApiResult<Response> {
+    let query = QueryString::parse(uri.query());
+    let tail = number(&query, "tail", 50, 10_000)?;
+    let limit = number(&query, "event_limit", 20, 500)?;
+    let entry = app.engine.find(&id)?;
+    let logs = console(&app, &entry, tail).await;
+    let page = Summary {
+        id: entry.id.to_string(),
+        inspect: Ok(render_inspect(&inspect_facts(&entry))),
+        events: event_facts(&app, &entry).await.map(|f| render_events(&f, limit).text).map_err(|e| e.message),
+        logs: logs
+            .map(|lines| Console { rotated: b"", current: lines.as_bytes() }.select(LogFilter::last(tail)).text)
+            .map_err(|e| e.message),
+        tail,
+    };
+    Ok(text(render_summary(&page), Deprecated::No))
+}

@@ -1,0 +1,96 @@
+//! All routes on one page, grouped by who may reach them.
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    middleware::{from_fn, from_fn_with_state},
+    response::Response,
+    routing::{any, delete, get, patch, post},
+};
+
+use super::{App, diagnostics, docs, health, images, metrics_events, middleware, sandboxes, unsupported};
+use crate::ingress::proxy_handler;
+
+/// Routes that exist at the root and under `/v1`.
+fn both_mounts() -> Router<App> {
+    Router::new()
+        // Sandboxes. All need the key.
+        .route("/sandboxes", post(sandboxes::create).get(sandboxes::list))
+        .route("/sandboxes/{id}", get(sandboxes::get).delete(sandboxes::delete))
+        .route("/sandboxes/{id}/metadata", patch(sandboxes::patch_metadata))
+        .route("/sandboxes/{id}/pause", post(sandboxes::pause))
+        .route("/sandboxes/{id}/resume", post(sandboxes::resume))
+        .route("/sandboxes/{id}/renew-expiration", post(sandboxes::renew))
+        .route("/sandboxes/{id}/endpoints/{port}", get(sandboxes::endpoint))
+        .route("/sandboxes/{id}/diagnostics/logs", get(diagnostics::logs))
+        .route("/sandboxes/{id}/diagnostics/events", get(diagnostics::events))
+        .route("/sandboxes/{id}/diagnostics/inspect", get(diagnostics::inspect))
+        .route("/sandboxes/{id}/diagnostics/summary", get(diagnostics::summary))
+        // What this runtime lacks: validated, then refused with the documented code.
+        .route("/sandboxes/{id}/snapshots", post(unsupported::create_snapshot))
+        .route("/snapshots", get(unsupported::list_snapshots))
+        .route("/snapshots/{id}", get(unsupported::get_snapshot).delete(unsupported::get_snapshot))
+        .route(
+            "/sandboxes/{id}/networkpolicy",
+            get(unsupported::read_policy)
+                .put(unsupported::replace_policy)
+                .patch(unsupported::patch_policy)
+                .delete(unsupported::delete_policy),
+        )
+        .route("/pools", post(unsupported::create_pool).get(unsupported::no_pools))
+        .route(
+            "/pools/{name}",
+            get(unsupported::no_pools).put(unsupported::update_pool).delete(unsupported::no_pools),
+        )
+        .route("/templates", post(unsupported::create_template).get(unsupported::no_templates))
+        .route("/templates/{id}", get(unsupported::no_templates).delete(unsupported::no_templates))
+        // Ports of sandboxes. Admission is the ingress's own: the key, or the sandbox's token.
+        .route("/sandboxes/{id}/proxy/{port}", any(proxy))
+        .route("/sandboxes/{id}/proxy/{port}/", any(proxy))
+        .route("/sandboxes/{id}/proxy/{port}/{*path}", any(proxy))
+}
+
+/// Routes of ours and of `/v1` only. All need the key.
+fn v1_only() -> Router<App> {
+    Router::new()
+        .route("/metrics/events", post(metrics_events::accept))
+        .route("/images", get(images::list))
+        .route("/images/pull", post(images::pull))
+        .route("/images/import", post(images::import))
+        .route("/images/prune", post(images::prune))
+        .route("/images/{reference}", delete(images::remove))
+}
+
+/// Routes that anybody may reach.
+fn open() -> Router<App> {
+    Router::new()
+        .route("/health", get(health::alive))
+        .route("/healthz", get(health::alive))
+        .route("/readyz", get(health::ready))
+        .route("/version", get(health::version))
+        .route("/openapi.json", get(docs::document))
+        .route("/docs", get(docs::page))
+        .route("/redoc", get(docs::page))
+}
+
+async fn proxy(State(app): State<App>, request: Request) -> Response {
+    proxy_handler(app.ingress, request).await
+}
+
+/// The whole service.
+pub fn build(app: App) -> Router {
+    let key = middleware::auth::Key::new(app.config.server.api_key.as_ref().map(|k| k.expose()));
+    let cap = middleware::concurrency::Cap::new(app.config.server.limit_concurrency);
+    Router::new()
+        .merge(both_mounts())
+        .nest("/v1", both_mounts().merge(v1_only()))
+        .merge(open())
+        .fallback(middleware::routing::not_found)
+        .method_not_allowed_fallback(middleware::routing::method_not_allowed)
+        .with_state(app)
+        .layer(from_fn_with_state(key, middleware::auth::require_key))
+        .layer(from_fn(middleware::routing::normalize))
+        .layer(from_fn_with_state(cap, middleware::concurrency::limit))
+        .layer(from_fn(middleware::cors::answer))
+        .layer(from_fn(middleware::request_id::attach))
+}

@@ -1,0 +1,169 @@
+//! The sandbox routes: parse, call the engine, convert.
+
+use axum::{
+    Json,
+    extract::{OriginalUri, Path, State},
+    response::{IntoResponse, Response},
+};
+use http::{HeaderMap, StatusCode, Uri, header};
+use sandglass_api::{
+    lifecycle::{Endpoint, RenewResponse},
+    page::Page,
+};
+use sandglass_sandbox::Timestamp;
+use sha2::{Digest, Sha256};
+
+use super::{
+    App,
+    app::target,
+    decode, engine_errors,
+    error::{ApiError, ApiResult, Code},
+    fields::Findings,
+    filters,
+    parse::{QueryString, RawBody},
+    present, validate,
+};
+use crate::{
+    engine::commit::NewSandbox,
+    ingress::{EndpointQuery, Mount, Vantage, answer_endpoint, check_endpoint},
+};
+
+/// Longest `Idempotency-Key`.
+const MAX_KEY_CHARS: usize = 255;
+
+/// `POST /sandboxes`
+pub async fn create(State(app): State<App>, headers: HeaderMap, body: RawBody) -> ApiResult<Response> {
+    let now = app.engine.clock().now();
+    let value = body.required()?;
+    let request = decode::create::create(&value)?;
+    let wanted = validate::create::create(request, &app.rules, now)?;
+    let key = idempotency_key(&headers)?.map(|key| (key, fingerprint(&value)));
+    let new = NewSandbox { spec: wanted.spec, facts: wanted.facts, credentials: wanted.credentials, key };
+    // In a task of its own: a client that gives up must not take a half-answered create with it.
+    let engine = app.engine.clone();
+    let entry = tokio::spawn(async move { engine.create(new, now).await })
+        .await
+        .map_err(|_| ApiError::internal())??;
+    Ok((StatusCode::ACCEPTED, Json(present::created(&entry, wanted.echoed_metadata))).into_response())
+}
+
+fn idempotency_key(headers: &HeaderMap) -> ApiResult<Option<String>> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    match value.to_str().map(str::trim) {
+        Ok(key) if !key.is_empty() && key.len() <= MAX_KEY_CHARS => Ok(Some(key.to_owned())),
+        _ => Err(ApiError::invalid_parameter("Idempotency-Key must be 1 to 255 visible ASCII characters")),
+    }
+}
+
+/// The same JSON value has the same fingerprint, however it is spaced and ordered.
+fn fingerprint(value: &serde_json::Value) -> String {
+    let digest = Sha256::digest(value.to_string().as_bytes());
+    digest.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// `GET /sandboxes`
+pub async fn list(State(app): State<App>, uri: Uri) -> ApiResult<Json<Page<sandglass_api::lifecycle::Sandbox>>> {
+    let query = QueryString::parse(uri.query());
+    let page = filters::page(&query)?;
+    let states = filters::states(&query);
+    let metadata = filters::metadata(&query)?;
+    let matching: Vec<_> = app
+        .engine
+        .index()
+        .newest_first()
+        .into_iter()
+        .filter(|entry| entry.status().is_some_and(|s| states.matches(s.state.word())))
+        .filter(|entry| entry.facts().map_or(metadata.is_empty(), |f| metadata.matches(&f.metadata)))
+        .collect();
+    let Page { items, pagination } = page.cut(matching);
+    Ok(Json(Page { items: items.iter().map(present::sandbox).collect(), pagination }))
+}
+
+/// `GET /sandboxes/{id}`
+pub async fn get(State(app): State<App>, Path(id): Path<String>) -> ApiResult<Json<sandglass_api::lifecycle::Sandbox>> {
+    Ok(Json(present::sandbox(&app.engine.find(&id)?)))
+}
+
+/// `DELETE /sandboxes/{id}`
+pub async fn delete(State(app): State<App>, Path(id): Path<String>) -> ApiResult<StatusCode> {
+    let engine = app.engine.clone();
+    tokio::spawn(async move { engine.delete(&id).await }).await.map_err(|_| ApiError::internal())??;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PATCH /sandboxes/{id}/metadata`
+pub async fn patch_metadata(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    body: RawBody,
+) -> ApiResult<Json<sandglass_api::lifecycle::Sandbox>> {
+    let patch = decode::small::metadata_patch(&body.required()?)?;
+    let entry = app.engine.find(&id)?;
+    validate::labels::check_patch(&patch)?;
+    let entry = if patch.is_empty() { entry } else { app.engine.patch_metadata(&id, &patch).await? };
+    Ok(Json(present::sandbox(&entry)))
+}
+
+/// `POST /sandboxes/{id}/pause`
+pub async fn pause(State(app): State<App>, Path(id): Path<String>) -> ApiResult<StatusCode> {
+    let engine = app.engine.clone();
+    tokio::spawn(async move { engine.pause(&id).await }).await.map_err(|_| ApiError::internal())??;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// `POST /sandboxes/{id}/resume`
+pub async fn resume(State(app): State<App>, Path(id): Path<String>) -> ApiResult<StatusCode> {
+    let engine = app.engine.clone();
+    tokio::spawn(async move { engine.resume(&id).await }).await.map_err(|_| ApiError::internal())??;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// `POST /sandboxes/{id}/renew-expiration`
+pub async fn renew(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    body: RawBody,
+) -> ApiResult<Json<RenewResponse>> {
+    let wanted: Timestamp = decode::small::renew(&body.required()?)?;
+    let renewed = app.engine.renew(&id, wanted).await?;
+    Ok(Json(RenewResponse { expires_at: renewed.into() }))
+}
+
+/// `GET /sandboxes/{id}/endpoints/{port}`
+pub async fn endpoint(
+    State(app): State<App>,
+    Path((id, port)): Path<(String, String)>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
+) -> ApiResult<Json<Endpoint>> {
+    let query = QueryString::parse(uri.query());
+    let mut findings = Findings::new("path");
+    let port = findings.within("port", |f| f.integer_text(&port, i64::MIN, i64::MAX));
+    let port = findings.finish(port)?;
+    let mut findings = Findings::new("query");
+    let use_server_proxy = match query.last("use_server_proxy") {
+        Some(text) => findings.within("use_server_proxy", |f| f.boolean_text(text)),
+        None => Some(false),
+    };
+    let expires = query.last("expires");
+    if let Some(text) = expires {
+        findings.within("expires", |f| f.integer_text(text, i64::MIN, i64::MAX));
+    }
+    let use_server_proxy = findings.finish(use_server_proxy)?;
+    let asked = EndpointQuery { port, use_server_proxy, expires };
+    check_endpoint(asked).map_err(engine_errors::of_refusal)?;
+    let entry = app.engine.find(&id)?;
+    let target = target(&entry).ok_or_else(ApiError::sandbox_not_found)?;
+    let host = headers.get(header::HOST).and_then(|h| h.to_str().ok()).or_else(|| uri.authority().map(|a| a.as_str()));
+    let host = host.ok_or_else(|| ApiError::new(Code::BadRequest, "the request has no usable Host header"))?;
+    let vantage = Vantage {
+        host,
+        mount: Mount::of(uri.path()),
+        eip: app.config.server.eip.as_deref(),
+        style: app.config.embedded.endpoints,
+        open_proxy: app.config.server.open_proxy,
+    };
+    let answer = answer_endpoint(asked, vantage, &entry.id.to_string(), &target).map_err(engine_errors::of_refusal)?;
+    let headers = answer.headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    Ok(Json(Endpoint { endpoint: answer.endpoint, headers }))
+}
