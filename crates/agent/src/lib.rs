@@ -1,1 +1,17 @@
-//! Placeholder.
+//! The agent inside every box: PID 1 and the execd-compatible HTTP API, one static binary.
+//!
+//! It owns the processes, files and output of its box. It knows nothing of other boxes, of images or of how
+//! the box was made: all of that arrives once, in the boot configuration.
+//! Invariant: no request, however malformed, may end the process, because PID 1 takes the box with it.
+
+pub mod accounts;
+pub mod bridge;
+pub mod command;
+pub mod envs;
+pub mod events;
+pub mod files;
+pub mod http;
+pub mod init;
+pub mod lines;
+pub mod metrics;
+pub mod settings;

@@ -1,0 +1,164 @@
+//! `/command`: running programs for clients, in the foreground as an event stream or in the background.
+
+mod foreground;
+mod launch;
+mod log;
+mod pipes;
+mod registry;
+mod request;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::HeaderValue;
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+
+use crate::events::{self, Stamp};
+use crate::http::body::Body;
+use crate::http::query::{Query, read_json};
+use crate::http::reply::{self, Code, Failure, Outcome};
+use crate::http::router::Agent;
+use crate::init::signal_group;
+use log::Log;
+pub use registry::Commands;
+use registry::{Command, End};
+use request::CommandRequest;
+
+const CURSOR_HEADER: &str = "execd-commands-tail-cursor";
+const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
+
+/// `POST /command`.
+pub async fn run(agent: &Arc<Agent>, body: Incoming) -> Outcome {
+    let request = CommandRequest::parse(read_json(body).await?)?;
+    let prepared = launch::prepare(agent, &request)?;
+    if request.background {
+        background(agent, &request, prepared)
+    } else {
+        foreground(agent, &request, prepared)
+    }
+}
+
+fn foreground(agent: &Arc<Agent>, request: &CommandRequest, prepared: launch::Prepared) -> Outcome {
+    let started = Instant::now();
+    let (out, out_write) = pipes::pipe().map_err(no_pipe)?;
+    let (err, err_write) = pipes::pipe().map_err(no_pipe)?;
+    let command = Command::new(request.content.clone(), None);
+    agent.commands.add(&command);
+    let (tx, body) = Body::channel(1, None);
+    let mut head = Vec::with_capacity(256);
+    let stamp = Stamp::now();
+    events::init(&mut head, &command.id, &stamp);
+    events::ping(&mut head, &stamp);
+    match launch::start(agent, &prepared, out_write, err_write) {
+        Ok((pid, exit)) => {
+            command.set_running(pid);
+            let done = registry::watch(&command, exit, request.timeout);
+            tokio::spawn(foreground::stream(foreground::Run { out, err, tx, head, done, started }));
+        }
+        Err(error) => {
+            let message = error.to_string();
+            command.set_ended(End { code: 255, error: message.clone() });
+            events::error(&mut head, &message, &message, &stamp);
+            // The channel is empty, so there is room for the one chunk.
+            let _ = tx.try_send(Ok(head.into()));
+        }
+    }
+    Ok(reply::event_stream(body))
+}
+
+fn background(agent: &Arc<Agent>, request: &CommandRequest, prepared: launch::Prepared) -> Outcome {
+    let started = Instant::now();
+    let (out, write) = pipes::pipe().map_err(no_pipe)?;
+    let write_too = write.try_clone().map_err(no_pipe)?;
+    let tmp = agent.env.get("TMPDIR").map_or("/tmp", String::as_str);
+    let log = Log::create(tmp.as_ref()).map_err(|e| {
+        Failure::runtime(format!("error running commands: no place for the output: {}", reply::plain(&e)))
+    })?;
+    let log = Arc::new(log);
+    let command = Command::new(request.content.clone(), Some(Arc::clone(&log)));
+    agent.commands.add(&command);
+    match launch::start(agent, &prepared, write, write_too) {
+        Ok((pid, exit)) => {
+            command.set_running(pid);
+            drop(registry::watch(&command, exit, request.timeout));
+            tokio::spawn(log::fill(log, out));
+        }
+        Err(error) => command.set_ended(End { code: 255, error: error.to_string() }),
+    }
+    let (mut events, stamp) = (Vec::with_capacity(256), Stamp::now());
+    events::init(&mut events, &command.id, &stamp);
+    let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(0);
+    events::complete(&mut events, millis, &stamp);
+    Ok(reply::event_stream(Body::Full(events.into())))
+}
+
+fn no_pipe(error: std::io::Error) -> Failure {
+    Failure::runtime(format!("error running commands: {}", reply::plain(&error)))
+}
+
+/// `DELETE /command?id=`: asks the group to end, then makes it.
+pub async fn interrupt(agent: &Agent, query: &Query) -> Outcome {
+    let id = query.required("id")?;
+    let Some(command) = agent.commands.get(id) else {
+        return Err(Failure::runtime("error interrupting code context. no such session"));
+    };
+    let Some(group) = command.running_pid() else {
+        return Err(Failure::runtime(format!("command session {id} is not running")));
+    };
+    signal_group(group, libc::SIGTERM);
+    let deadline = Instant::now() + INTERRUPT_GRACE;
+    let mut step = Duration::from_millis(1);
+    while signal_group(group, 0) {
+        if Instant::now() >= deadline {
+            signal_group(group, libc::SIGKILL);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            break;
+        }
+        tokio::time::sleep(step).await;
+        step = (step * 2).min(Duration::from_millis(50));
+    }
+    Ok(reply::empty())
+}
+
+/// `GET /command/status/{id}`.
+pub fn status(agent: &Agent, id: &str) -> Outcome {
+    let Some(command) = agent.commands.get(id) else {
+        return Err(Failure::new(
+            http::StatusCode::NOT_FOUND,
+            Code::InvalidRequestBody,
+            format!("command not found: {id}"),
+        ));
+    };
+    let state = command.state();
+    let mut shape = json!({ "id": command.id, "running": state.is_running() });
+    if let Value::Object(map) = &mut shape {
+        if !command.content.is_empty() {
+            map.insert("content".into(), command.content.as_str().into());
+        }
+        map.insert("started_at".into(), command.started_at.to_string().into());
+        if let Some((end, at)) = state.ended() {
+            map.insert("exit_code".into(), end.code.into());
+            if !end.error.is_empty() {
+                map.insert("error".into(), end.error.into());
+            }
+            map.insert("finished_at".into(), at.to_string().into());
+        }
+    }
+    Ok(reply::json(&shape))
+}
+
+/// `GET /command/{id}/logs?cursor=`.
+pub fn logs(agent: &Agent, id: &str, query: &Query) -> Outcome {
+    let log = agent.commands.get(id).and_then(|command| command.log.clone());
+    let Some(log) = log else {
+        return Err(Failure::invalid(format!("no background command with id {id}")));
+    };
+    let cursor = query.get("cursor").and_then(|c| c.parse::<u64>().ok()).unwrap_or(0);
+    log.catch_up();
+    let (from, end) = log.range(cursor);
+    let body = if from < end { Log::body(log, from, end) } else { Body::Empty };
+    let mut reply = reply::with_type(http::StatusCode::OK, reply::TEXT, body);
+    reply.headers_mut().insert(CURSOR_HEADER, HeaderValue::from(end.max(cursor)));
+    Ok(reply)
+}

@@ -1,0 +1,163 @@
+//! Query strings, percent decoding, and JSON bodies read the forgiving way clients rely on.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use serde_json::{Map, Value};
+
+use super::reply::Failure;
+
+/// Larger than any sensible command or replacement, small enough not to exhaust the box.
+const MAX_JSON: usize = 32 << 20;
+
+pub struct Query(Vec<(String, String)>);
+
+impl Query {
+    pub fn parse(raw: Option<&str>) -> Self {
+        let pairs = raw.unwrap_or("").split('&').filter(|p| !p.is_empty());
+        Query(
+            pairs
+                .map(|pair| {
+                    let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+                    (decode(key, true), decode(value, true))
+                })
+                .collect(),
+        )
+    }
+
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn required(&self, name: &str) -> Result<&str, Failure> {
+        self.get(name).filter(|v| !v.is_empty()).ok_or_else(|| Failure::missing_query(name))
+    }
+
+    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> + 'a {
+        self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Percent decoding; a damaged escape is kept as it is.
+pub fn decode(text: &str, plus_is_space: bool) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = |i: usize| bytes.get(i).and_then(|b| char::from(*b).to_digit(16));
+        match bytes[at] {
+            b'%' => match (hex(at + 1), hex(at + 2)) {
+                (Some(high), Some(low)) => {
+                    out.push(u8::try_from(high * 16 + low).unwrap_or(b'?'));
+                    at += 2;
+                }
+                _ => out.push(b'%'),
+            },
+            b'+' if plus_is_space => out.push(b' '),
+            byte => out.push(byte),
+        }
+        at += 1;
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+pub async fn read_bytes(body: Incoming) -> Result<Bytes, Failure> {
+    match Limited::new(body, MAX_JSON).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) => Err(Failure::invalid(format!("error reading request body. {error}"))),
+    }
+}
+
+/// Reads the first JSON value of a body; whatever follows it is ignored, as the reference does.
+pub async fn read_json(body: Incoming) -> Result<Value, Failure> {
+    let bytes = read_bytes(body).await?;
+    first_json(&bytes)
+}
+
+pub fn first_json(bytes: &[u8]) -> Result<Value, Failure> {
+    let parse = |reason: String| {
+        Failure::invalid(format!("error parsing request, MAYBE invalid body format. {reason}"))
+    };
+    match serde_json::Deserializer::from_slice(bytes).into_iter::<Value>().next() {
+        Some(Ok(value)) => Ok(value),
+        Some(Err(error)) => Err(parse(error.to_string())),
+        None => Err(parse("EOF".to_owned())),
+    }
+}
+
+/// A JSON object read with keys matched ignoring case.
+pub struct Object(Map<String, Value>);
+
+impl Object {
+    pub fn new(value: Value) -> Result<Self, Failure> {
+        match value {
+            Value::Object(map) => Ok(Object(map)),
+            _ => Err(Failure::invalid(
+                "error parsing request, MAYBE invalid body format. expected a JSON object",
+            )),
+        }
+    }
+
+    /// The raw value; an exact key wins over one that differs in case.
+    pub fn raw(&self, key: &str) -> Option<&Value> {
+        self.0.get(key).or_else(|| {
+            self.0.iter().find(|(name, _)| name.eq_ignore_ascii_case(key)).map(|(_, value)| value)
+        })
+    }
+
+    fn present(&self, key: &str) -> Option<&Value> {
+        self.raw(key).filter(|value| !value.is_null())
+    }
+
+    pub fn string(&self, key: &str) -> Result<Option<String>, Failure> {
+        match self.present(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(wrong_type(key, "a string")),
+        }
+    }
+
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, Failure> {
+        match self.present(key) {
+            None => Ok(None),
+            Some(Value::Bool(on)) => Ok(Some(*on)),
+            Some(_) => Err(wrong_type(key, "a boolean")),
+        }
+    }
+
+    pub fn integer(&self, key: &str) -> Result<Option<i64>, Failure> {
+        match self.present(key) {
+            None => Ok(None),
+            Some(value) => value.as_i64().map(Some).ok_or_else(|| wrong_type(key, "an integer")),
+        }
+    }
+}
+
+fn wrong_type(key: &str, wanted: &str) -> Failure {
+    Failure::invalid(format!(
+        "error parsing request, MAYBE invalid body format. field {key} must be {wanted}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_decode() {
+        let query = Query::parse(Some("path=%2Fa%20b+c&path=x&e=&bad=%zz%4"));
+        assert_eq!(query.all("path").collect::<Vec<_>>(), ["/a b c", "x"]);
+        assert!(query.required("e").is_err());
+        assert_eq!(query.get("bad"), Some("%zz%4"));
+        assert_eq!(decode("a+b", false), "a+b");
+    }
+
+    #[test]
+    fn the_first_value_counts_and_case_does_not() {
+        let object = Object::new(first_json(b"{\"Command\":\"x\",\"n\":null} garbage").unwrap()).unwrap();
+        assert_eq!(object.string("command").unwrap().as_deref(), Some("x"));
+        assert_eq!(object.integer("n").unwrap(), None);
+        assert!(first_json(b"").is_err());
+        assert!(object.flag("command").is_err());
+    }
+}

@@ -1,0 +1,124 @@
+//! The route table: which path reaches which handler, and who may call at all.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use http::{Method, Request, StatusCode, header};
+use hyper::body::Incoming;
+use subtle::ConstantTimeEq;
+
+use super::query::{Query, decode};
+use super::reply::{self, Code, Failure, Outcome, Reply};
+use crate::accounts::Identity;
+use crate::bridge;
+use crate::command::{self, Commands};
+use crate::envs::Env;
+use crate::files;
+use crate::init::reap::Reaper;
+use crate::metrics::Meter;
+
+pub const TOKEN_HEADER: &str = "x-execd-access-token";
+
+/// What every handler may use; built once at start.
+pub struct Agent {
+    pub token: String,
+    pub port: u16,
+    pub env: Env,
+    pub env_file: PathBuf,
+    pub home: String,
+    pub cwd: PathBuf,
+    /// Whom commands run as and files belong to when a request does not say.
+    pub identity: Identity,
+    pub reaper: Reaper,
+    pub commands: Arc<Commands>,
+    pub meter: Meter,
+}
+
+/// Answers one request. Never fails: what goes wrong is an answer too.
+pub async fn route(agent: &Arc<Agent>, mut request: Request<Incoming>, peer: SocketAddr) -> Reply {
+    let open = request.uri().path().trim_end_matches('/') == "/ping";
+    if !open && !authorised(agent, &request) {
+        return unauthorised();
+    }
+    // The own port through the bridge is this very API; the path gets shorter each round.
+    while let Some(inner) = bridge::own_port_target(request.uri(), agent.port) {
+        *request.uri_mut() = inner;
+    }
+    if request.uri().path().starts_with("/proxy/") {
+        return bridge::forward(request, peer).await;
+    }
+    let path = request.uri().path();
+    if path.len() > 1 && path.ends_with('/') {
+        return redirect(&request);
+    }
+    dispatch(agent, request).await.unwrap_or_else(Failure::into_reply)
+}
+
+async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
+    let path = request.uri().path().to_owned();
+    let query = Query::parse(request.uri().query());
+    let method = request.method().clone();
+    let segments: Vec<&str> = path.split('/').skip(1).collect();
+    match (&method, &segments[..]) {
+        (&Method::GET | &Method::HEAD, ["ping"]) => Ok(reply::empty()),
+        (&Method::POST, ["command"]) => command::run(agent, request.into_body()).await,
+        (&Method::DELETE, ["command" | "code"]) => command::interrupt(agent, &query).await,
+        (&Method::GET, ["command", "status", id]) => command::status(agent, &decode(id, false)),
+        (&Method::GET, ["command", id, "logs"]) => command::logs(agent, &decode(id, false), &query),
+        (&Method::GET, ["metrics"]) => Ok(agent.meter.read().await),
+        (&Method::GET, ["metrics", "watch"]) => Ok(agent.meter.watch()),
+        (_, ["files" | "directories", ..]) => files::dispatch(agent, &segments, &query, request).await,
+        _ => Err(later(&segments).unwrap_or_else(|| {
+            Failure::new(StatusCode::NOT_FOUND, Code::NotFound, format!("no such route: {method} {path}"))
+        })),
+    }
+}
+
+/// Routes of the contract that this version does not serve yet.
+fn later(segments: &[&str]) -> Option<Failure> {
+    let what = match segments {
+        ["session", ..] => "bash sessions are",
+        ["code", ..] => "code execution is",
+        ["pty", ..] => "terminals are",
+        ["v1", "isolated", ..] => "isolated execution is",
+        ["v1", "filesystem", ..] => "identity-scoped file access is",
+        ["ready"] | ["internal", "init"] => "runtime initialisation is",
+        _ => return None,
+    };
+    Some(Failure::not_supported(what))
+}
+
+fn authorised(agent: &Agent, request: &Request<Incoming>) -> bool {
+    if agent.token.is_empty() {
+        return true;
+    }
+    let given = request.headers().get(TOKEN_HEADER).map_or(&b""[..], |value| value.as_bytes());
+    given.ct_eq(agent.token.as_bytes()).into()
+}
+
+fn unauthorised() -> Reply {
+    #[derive(serde::Serialize)]
+    struct Shape {
+        error: &'static str,
+    }
+    let error = "Unauthorized: invalid or missing header X-EXECD-ACCESS-TOKEN";
+    reply::json_reply(StatusCode::UNAUTHORIZED, &Shape { error })
+}
+
+fn redirect(request: &Request<Incoming>) -> Reply {
+    let path = format!("/{}", request.uri().path().trim_matches('/'));
+    let target = match request.uri().query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path,
+    };
+    let status = match *request.method() {
+        Method::GET => StatusCode::MOVED_PERMANENTLY,
+        _ => StatusCode::TEMPORARY_REDIRECT,
+    };
+    let mut reply = reply::bare(status);
+    if let Ok(target) = header::HeaderValue::try_from(target) {
+        reply.headers_mut().insert(header::LOCATION, target);
+    }
+    reply
+}

@@ -1,0 +1,76 @@
+//! Being PID 1: spawning, reaping, signals and shutdown. The only place of this crate with `unsafe`.
+
+pub mod reap;
+pub mod spawn;
+pub mod supervise;
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
+
+use rustix::process::DumpableBehavior;
+
+/// Takes ownership of a descriptor the parent left open for us, if it is open.
+pub fn adopt_descriptor(fd: RawFd) -> Option<OwnedFd> {
+    if fd < 3 {
+        return None;
+    }
+    // SAFETY: F_GETFD has no memory effects; it only tells whether the number is an open descriptor.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return None;
+    }
+    // SAFETY: open (checked above), above stdio, and named by the boot contract as ours; each is taken once.
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+static UMASK: OnceLock<u32> = OnceLock::new();
+
+/// Process-wide settings that must hold before the first request.
+pub fn prepare_process() {
+    // Keeps /proc/1/environ and ptrace away from workloads running as the same user.
+    let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let _ = rustix::thread::set_name(c"execd");
+    let mask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(mask);
+    let _ = UMASK.set(mask.bits());
+}
+
+/// The mode a new file gets when the caller did not ask for one.
+pub fn default_mode() -> u32 {
+    0o777 & !UMASK.get().copied().unwrap_or(0o022)
+}
+
+/// Outside a pid namespace of our own, orphans would otherwise go to the host's init.
+pub fn become_subreaper() {
+    let own = rustix::process::getpid();
+    let _ = rustix::process::set_child_subreaper(Some(own));
+}
+
+pub fn is_pid_one() -> bool {
+    std::process::id() == 1
+}
+
+/// Sends a signal to every other process of the pid namespace; false when there is none. Only for PID 1.
+pub fn signal_everyone(signal: i32) -> bool {
+    debug_assert!(is_pid_one());
+    // SAFETY: plain system call. As PID 1 of a namespace, -1 means every process in it except ourselves.
+    unsafe { libc::kill(-1, signal) == 0 }
+}
+
+/// Sends a signal to a process group. False when the group is gone.
+pub fn signal_group(group: i32, signal: i32) -> bool {
+    if group <= 1 {
+        return false;
+    }
+    // SAFETY: plain system call; `group` is a child we started as a group leader, never 0, 1 or -1.
+    unsafe { libc::kill(-group, signal) == 0 }
+}
+
+/// Ends this process the way the signal would have, had we not caught it.
+pub fn die_by(signal: i32) -> ! {
+    // SAFETY: resets the disposition and raises; both are plain calls without pointers to our memory.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+    std::process::exit(128 + signal)
+}

@@ -1,0 +1,155 @@
+//! Starting one process: program lookup, identity, descriptors, and errors a person can act on.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::accounts::Identity;
+use crate::envs::{self, Env};
+
+/// Everything a new process gets. Descriptors left out are inherited.
+pub struct Launch<'a> {
+    pub argv: &'a [String],
+    pub env: &'a Env,
+    pub cwd: Option<&'a Path>,
+    pub identity: Option<&'a Identity>,
+    pub stdin: Option<OwnedFd>,
+    pub stdout: Option<OwnedFd>,
+    pub stderr: Option<OwnedFd>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    #[error("no program given")]
+    Empty,
+    #[error("exec: \"{0}\": executable file not found in $PATH")]
+    NotFound(String),
+    #[error("exec {0}: no such file or directory")]
+    NoSuchFile(String),
+    #[error("exec {0}: is a directory")]
+    Directory(String),
+    #[error("exec {0}: permission denied")]
+    Denied(String),
+    #[error(
+        "exec {0}: no such file or directory: its interpreter or dynamic loader is missing from the image"
+    )]
+    NoInterpreter(String),
+    #[error("exec {0}: exec format error: not a program for this machine, or a script without #!")]
+    Format(String),
+    #[error("exec {program}: argument list or environment too long")]
+    TooLong { program: String },
+    #[error("chdir {0}: no such directory")]
+    NoDirectory(String),
+    #[error("exec {program}: operation not permitted: switching user needs CAP_SETUID and CAP_SETGID")]
+    Identity { program: String },
+    #[error("exec {program}: {source}")]
+    Other { program: String, source: io::Error },
+}
+
+impl Launch<'_> {
+    /// Starts the process as leader of its own group and returns its pid.
+    pub fn start(self) -> Result<i32, LaunchError> {
+        let name = self.argv.first().filter(|n| !n.is_empty()).ok_or(LaunchError::Empty)?;
+        let program = find_program(name, envs::search_path(self.env), self.cwd)?;
+        let mut command = Command::new(&program);
+        command.arg0(name).args(&self.argv[1..]).env_clear().envs(self.env).process_group(0);
+        if let Some(cwd) = self.cwd {
+            command.current_dir(cwd);
+        }
+        let stdio = |fd: Option<OwnedFd>| fd.map_or_else(Stdio::inherit, Stdio::from);
+        command.stdin(stdio(self.stdin)).stdout(stdio(self.stdout)).stderr(stdio(self.stderr));
+        let switching = self.identity.filter(|id| !is_own(id));
+        if let Some(identity) = switching {
+            switch_identity(&mut command, identity);
+        }
+        // The handle is dropped without a wait: the reaper collects the child.
+        match command.spawn() {
+            Ok(child) => Ok(i32::try_from(child.id()).unwrap_or(i32::MAX)),
+            Err(error) => Err(explain(&program, self.cwd, switching.is_some(), error)),
+        }
+    }
+}
+
+fn is_own(identity: &Identity) -> bool {
+    // Root keeps whatever groups it has: they add nothing to it.
+    rustix::process::geteuid().as_raw() == identity.uid
+        && rustix::process::getegid().as_raw() == identity.gid
+        && (identity.uid == 0 || identity.groups.is_empty())
+}
+
+fn switch_identity(command: &mut Command, identity: &Identity) {
+    let (uid, gid) = (identity.uid, identity.gid);
+    let mut groups = identity.groups.clone();
+    if !groups.contains(&gid) {
+        groups.insert(0, gid);
+    }
+    let switch = move || {
+        // Raw system calls: the libc wrappers would try to tell threads that do not exist in a fresh child.
+        // SAFETY: `groups` outlives the call and its length is passed with it; the other calls take numbers.
+        let failed = unsafe {
+            libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) != 0
+                || libc::syscall(libc::SYS_setresgid, gid, gid, gid) != 0
+                || libc::syscall(libc::SYS_setresuid, uid, uid, uid) != 0
+        };
+        if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+    };
+    // SAFETY: the closure only makes system calls on memory prepared before the fork; it does not allocate.
+    unsafe { command.pre_exec(switch) };
+}
+
+/// The shell for `/command`: bash when the image has it, else sh.
+pub fn find_shell(path: &str) -> Option<&'static str> {
+    ["bash", "sh"].into_iter().find(|shell| search(shell, path).is_ok())
+}
+
+fn find_program(name: &str, path: &str, cwd: Option<&Path>) -> Result<PathBuf, LaunchError> {
+    if name.contains('/') {
+        return Ok(match cwd {
+            Some(cwd) if !name.starts_with('/') => cwd.join(name),
+            _ => PathBuf::from(name),
+        });
+    }
+    search(name, path)
+}
+
+fn search(name: &str, path: &str) -> Result<PathBuf, LaunchError> {
+    let mut denied = None;
+    // Relative entries would make the lookup depend on where a request runs.
+    for dir in path.split(':').filter(|d| d.starts_with('/')) {
+        let candidate = Path::new(dir).join(name);
+        match candidate.metadata() {
+            Ok(meta) if meta.is_file() && meta.permissions().mode() & 0o111 != 0 => return Ok(candidate),
+            Ok(meta) if meta.is_file() => denied = Some(candidate),
+            _ => {}
+        }
+    }
+    Err(match denied {
+        Some(found) => LaunchError::Denied(found.display().to_string()),
+        None => LaunchError::NotFound(name.to_owned()),
+    })
+}
+
+fn explain(program: &Path, cwd: Option<&Path>, switching: bool, error: io::Error) -> LaunchError {
+    let shown = display(program.as_os_str());
+    if let Some(cwd) = cwd.filter(|c| !c.is_dir()) {
+        return LaunchError::NoDirectory(display(cwd.as_os_str()));
+    }
+    match error.raw_os_error() {
+        Some(libc::ENOENT) if program.exists() => LaunchError::NoInterpreter(shown),
+        Some(libc::ENOENT | libc::ENOTDIR) => LaunchError::NoSuchFile(shown),
+        Some(libc::EACCES) if program.is_dir() => LaunchError::Directory(shown),
+        Some(libc::EACCES) => LaunchError::Denied(shown),
+        Some(libc::ENOEXEC) => LaunchError::Format(shown),
+        Some(libc::E2BIG) => LaunchError::TooLong { program: shown },
+        Some(libc::EPERM | libc::EINVAL) if switching => LaunchError::Identity { program: shown },
+        _ => LaunchError::Other { program: shown, source: error },
+    }
+}
+
+fn display(text: &OsStr) -> String {
+    text.to_string_lossy().into_owned()
+}
