@@ -5,6 +5,8 @@
 pub mod config;
 pub mod diagnostics;
 pub mod engine;
+pub mod http;
 pub mod ingress;
+pub mod server;
 pub mod store;
 pub mod telemetry;

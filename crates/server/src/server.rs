@@ -10,9 +10,8 @@ use std::{
 };
 
 use axum::serve::ListenerExt;
-use sandglass_runtimes::embedded::{EmbeddedConfig, EmbeddedRuntime};
+use sandglass_runtimes::embedded::{EmbeddedConfig, EmbeddedRuntime, Subnet};
 use sandglass_sandbox::{Clock, SystemClock, ports::runtime::RuntimeError};
-use sandglass_shim::host_network::Subnet;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -56,7 +55,8 @@ impl Prepared {
     /// When the address is taken, the runtime is one that this version lacks, or the machine or state directory is not fit.
     pub fn open(config: Config) -> Result<Self, StartError> {
         let address = format!("{}:{}", bracketed(&config.server.host), config.server.port);
-        let listener = TcpListener::bind(&address).map_err(|source| StartError::Listen { address, source })?;
+        let listener =
+            TcpListener::bind(&address).map_err(|source| StartError::Listen { address, source })?;
         Self::open_on(config, listener)
     }
 
@@ -108,7 +108,8 @@ impl Prepared {
         };
         let engine = Engine::new(runtime.clone(), Arc::new(store.clone()), clock, settings);
         engine.recover().await?;
-        let address = listener.local_addr().map_err(|source| StartError::Listen { address: "?".into(), source })?;
+        let address =
+            listener.local_addr().map_err(|source| StartError::Listen { address: "?".into(), source })?;
         let stop = CancellationToken::new();
         let app = App::new(config.clone(), engine.clone(), images);
         let serving = serve(listener, app, stop.clone(), config.server.graceful_shutdown)

@@ -24,7 +24,8 @@ use std::{
 
 use sandglass_images::{ImageStore, StoreOptions};
 use sandglass_sandbox::ports::{RuntimeErrorKind, runtime::RuntimeError};
-use sandglass_shim::{Zygote, host_network::Subnet};
+pub use sandglass_shim::host_network::Subnet;
+use sandglass_shim::Zygote;
 
 use boxes::Boxes;
 use network::Network;

@@ -18,7 +18,8 @@ use super::{
 use crate::{
     diagnostics::{
         Console, EventFacts, EventLine, EventScope, InspectFacts, LogFilter, LogScope, PortFacts, Summary,
-        UnsupportedScope, describe_events, describe_logs, parse_since, render_events, render_inspect, render_summary,
+        UnsupportedScope, describe_events, describe_logs, parse_since, render_events, render_inspect,
+        render_summary,
     },
     engine::index::Entry,
 };
@@ -29,7 +30,9 @@ const MOST_LINES: usize = 10_000;
 fn text(body: String, deprecated: Deprecated) -> Response {
     let mut response = ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response();
     if deprecated == Deprecated::Yes {
-        response.headers_mut().insert(HeaderName::from_static("deprecation"), HeaderValue::from_static("true"));
+        response
+            .headers_mut()
+            .insert(HeaderName::from_static("deprecation"), HeaderValue::from_static("true"));
     }
     response
 }
@@ -57,12 +60,10 @@ async fn console(app: &App, entry: &Entry, lines: usize) -> ApiResult<String> {
     if entry.observed.is_none() {
         return Ok(String::new());
     }
-    let lines = app
-        .engine
-        .runtime()
-        .logs(entry.id, lines)
-        .await
-        .map_err(|e| ApiError::new(Code::QueryFailed, format!("the logs cannot be read: {}", e.message)))?;
+    let lines =
+        app.engine.runtime().logs(entry.id, lines).await.map_err(|e| {
+            ApiError::new(Code::QueryFailed, format!("the logs cannot be read: {}", e.message))
+        })?;
     Ok(lines.into_iter().map(|line| line + "\n").collect())
 }
 
@@ -81,7 +82,8 @@ pub async fn logs(State(app): State<App>, Path(id): Path<String>, uri: Uri) -> A
     let mut filter = LogFilter::last(tail);
     let mut wanted = tail;
     if let Some(since) = query.last("since") {
-        let now = jiff::Timestamp::from_millisecond(app.engine.clock().now().as_millis()).map_err(|_| ApiError::internal())?;
+        let now = jiff::Timestamp::from_millisecond(app.engine.clock().now().as_millis())
+            .map_err(|_| ApiError::internal())?;
         filter = filter.within(parse_since(since), now);
         wanted = MOST_LINES;
     }
@@ -102,9 +104,11 @@ async fn event_facts(app: &App, entry: &Entry) -> ApiResult<EventFacts> {
         .collect();
     if entry.observed.is_some() {
         let inside = app.engine.runtime().events(entry.id).await.map_err(|_| unreadable("box's events"))?;
-        events.extend(
-            inside.into_iter().map(|e| EventLine { at_ms: e.at.as_millis(), kind: e.kind, message: e.message }),
-        );
+        events.extend(inside.into_iter().map(|e| EventLine {
+            at_ms: e.at.as_millis(),
+            kind: e.kind,
+            message: e.message,
+        }));
     }
     events.sort_by_key(|e| e.at_ms);
     let status = entry.status();
@@ -165,7 +169,10 @@ fn inspect_facts(entry: &Entry) -> InspectFacts {
         pids_limit: spec.and_then(|s| s.limits.pids),
         networks: address.map(|a| ("sandglass".to_owned(), a.into())).into_iter().collect(),
         ports: observed
-            .map(|o| PortFacts { port: o.agent_port, bound_to: o.address.map(|a| format!("{a}:{}", o.agent_port)) })
+            .map(|o| PortFacts {
+                port: o.agent_port,
+                bound_to: o.address.map(|a| format!("{a}:{}", o.agent_port)),
+            })
             .into_iter()
             .collect(),
         labels: entry.facts().map(|f| f.metadata.clone()).unwrap_or_default(),
@@ -200,7 +207,9 @@ pub async fn summary(State(app): State<App>, Path(id): Path<String>, uri: Uri) -
         inspect: Ok(render_inspect(&inspect_facts(&entry))),
         events: event_facts(&app, &entry).await.map(|f| render_events(&f, limit).text).map_err(|e| e.message),
         logs: logs
-            .map(|lines| Console { rotated: b"", current: lines.as_bytes() }.select(LogFilter::last(tail)).text)
+            .map(|lines| {
+                Console { rotated: b"", current: lines.as_bytes() }.select(LogFilter::last(tail)).text
+            })
             .map_err(|e| e.message),
         tail,
     };

@@ -33,7 +33,10 @@ impl From<EngineError> for ApiError {
             EngineError::Contended => Self::new(Code::Unavailable, e.to_string()),
             EngineError::Store(source) => {
                 error!(error = %source, "the store failed");
-                Self::new(Code::Unavailable, "the server's store cannot be used at the moment; nothing was changed")
+                Self::new(
+                    Code::Unavailable,
+                    "the server's store cannot be used at the moment; nothing was changed",
+                )
             }
         }
     }

@@ -183,8 +183,10 @@ impl ApiError {
 
     /// 405 of the router; `allow` as it goes into the header.
     pub fn method_not_allowed(allow: &str) -> Self {
-        let error =
-            Self { detail: Detail::Router("Method Not Allowed"), ..Self::new(Code::MethodNotAllowed, "method not allowed") };
+        let error = Self {
+            detail: Detail::Router("Method Not Allowed"),
+            ..Self::new(Code::MethodNotAllowed, "method not allowed")
+        };
         match HeaderValue::from_str(allow) {
             Ok(value) if !allow.is_empty() => error.with_header(header::ALLOW, value),
             _ => error,
@@ -231,7 +233,8 @@ impl IntoResponse for ApiError {
                 (self.status, Json(ValidationBody { code, message, detail })).into_response()
             }
             Detail::Router(detail) => {
-                (self.status, Json(RouterErrorBody { code, message, detail: detail.to_owned() })).into_response()
+                (self.status, Json(RouterErrorBody { code, message, detail: detail.to_owned() }))
+                    .into_response()
             }
         };
         for (name, value) in self.headers {
@@ -259,7 +262,10 @@ mod tests {
     async fn an_application_error_has_exactly_two_keys() {
         let error = ApiError::sandbox_not_found();
         assert_eq!(error.status, StatusCode::NOT_FOUND);
-        assert_eq!(body(error).await, json!({"code": "DOCKER::SANDBOX_NOT_FOUND", "message": "sandbox not found"}));
+        assert_eq!(
+            body(error).await,
+            json!({"code": "DOCKER::SANDBOX_NOT_FOUND", "message": "sandbox not found"})
+        );
     }
 
     #[tokio::test]

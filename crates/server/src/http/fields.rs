@@ -74,7 +74,10 @@ impl Findings {
     pub fn object<'v>(&mut self, value: &'v Value) -> Option<&'v Map<String, Value>> {
         let object = value.as_object();
         if object.is_none() {
-            self.fault("model_attributes_type", "Input should be a valid dictionary or object to extract fields from");
+            self.fault(
+                "model_attributes_type",
+                "Input should be a valid dictionary or object to extract fields from",
+            );
         }
         object
     }
@@ -147,7 +150,13 @@ impl Findings {
     }
 
     /// A string of a certain shape.
-    pub fn shaped(&mut self, value: &Value, max: usize, pattern: &str, fits: fn(&str) -> bool) -> Option<String> {
+    pub fn shaped(
+        &mut self,
+        value: &Value,
+        max: usize,
+        pattern: &str,
+        fits: fn(&str) -> bool,
+    ) -> Option<String> {
         let text = self.bounded(value, 0, max)?;
         if fits(&text) {
             return Some(text);
@@ -201,7 +210,10 @@ impl Findings {
     /// An integer written as text.
     pub fn integer_text(&mut self, text: &str, min: i64, max: i64) -> Option<i64> {
         let Some(number) = parse_integer(text) else {
-            self.fault("int_parsing", "Input should be a valid integer, unable to parse string as an integer");
+            self.fault(
+                "int_parsing",
+                "Input should be a valid integer, unable to parse string as an integer",
+            );
             return None;
         };
         self.in_range(number, min, max)
@@ -327,7 +339,10 @@ impl Findings {
 
     /// A map from text to text or `null`.
     pub fn nullable_map(&mut self, value: &Value) -> Option<BTreeMap<String, Option<String>>> {
-        self.map(value, |findings, item| if item.is_null() { Some(None) } else { findings.string(item).map(Some) })
+        self.map(
+            value,
+            |findings, item| if item.is_null() { Some(None) } else { findings.string(item).map(Some) },
+        )
     }
 }
 
@@ -397,7 +412,16 @@ mod tests {
         ] {
             assert_eq!(integer(&value), Some(number), "{value}");
         }
-        for value in [json!(60.5), json!("60.5"), json!(""), json!("6__0"), json!("_6"), json!("x"), json!(true), json!([])] {
+        for value in [
+            json!(60.5),
+            json!("60.5"),
+            json!(""),
+            json!("6__0"),
+            json!("_6"),
+            json!("x"),
+            json!(true),
+            json!([]),
+        ] {
             assert_eq!(integer(&value), None, "{value}");
         }
     }

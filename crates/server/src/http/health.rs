@@ -1,7 +1,7 @@
 //! Whether the server lives, and whether it can do its work.
 
-use axum::{Json, extract::State, response::Response};
 use axum::response::IntoResponse;
+use axum::{Json, extract::State, response::Response};
 use http::StatusCode;
 use sandglass_api::lifecycle::{Health, Version};
 use serde_json::json;

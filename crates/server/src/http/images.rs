@@ -12,7 +12,9 @@ use axum::{
 };
 use futures_util::StreamExt;
 use http::{StatusCode, header};
-use sandglass_images::{Credentials, Image, ImageDigest, ImageError, ImageErrorKind, ImageStore, Platform, Progress};
+use sandglass_images::{
+    Credentials, Image, ImageDigest, ImageError, ImageErrorKind, ImageStore, Platform, Progress,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, sync::mpsc};
@@ -66,9 +68,10 @@ impl From<&Image> for ImageSummary {
 
 pub(super) fn of_image(error: &ImageError) -> ApiError {
     let code = match error.kind() {
-        ImageErrorKind::InvalidReference | ImageErrorKind::Corrupt | ImageErrorKind::TooLarge | ImageErrorKind::Unsupported => {
-            Code::InvalidParameter
-        }
+        ImageErrorKind::InvalidReference
+        | ImageErrorKind::Corrupt
+        | ImageErrorKind::TooLarge
+        | ImageErrorKind::Unsupported => Code::InvalidParameter,
         ImageErrorKind::NotFound => Code::ImageNotFound,
         ImageErrorKind::InUse => Code::ImageInUse,
         ImageErrorKind::Unauthorized | ImageErrorKind::Unreachable => Code::ImagePullFailed,
@@ -113,7 +116,9 @@ struct Auth {
 /// `POST /images/pull`
 pub async fn pull(State(images): State<Images>, body: RawBody) -> ApiResult<Response> {
     let wanted: PullRequest = serde_json::from_value(body.required()?).map_err(|_| {
-        ApiError::invalid_parameter("the body must be {reference, auth?: {username, password}, platform?: {os, arch}}")
+        ApiError::invalid_parameter(
+            "the body must be {reference, auth?: {username, password}, platform?: {os, arch}}",
+        )
     })?;
     let (tell, lines) = mpsc::channel(64);
     tokio::spawn(async move {
@@ -142,7 +147,8 @@ pub async fn import(State(images): State<Images>, request: Request) -> ApiResult
                     runtime.block_on(finish(&tell, Ok(image)));
                 }
             }
-            Ok(_) => runtime.block_on(finish(&tell, Err(&ImageError::Corrupt("the archive holds no image".into())))),
+            Ok(_) => runtime
+                .block_on(finish(&tell, Err(&ImageError::Corrupt("the archive holds no image".into())))),
             Err(error) => runtime.block_on(finish(&tell, Err(&error))),
         }
     });
@@ -175,15 +181,16 @@ fn no_room() -> ApiError {
 pub async fn remove(State(images): State<Images>, Path(reference): Path<String>) -> ApiResult<Response> {
     let used = (images.in_use)();
     let gone =
-        blocking(move || images.store.remove(&reference, &|id: &ImageDigest| used.contains(id.as_str()))).await?;
+        blocking(move || images.store.remove(&reference, &|id: &ImageDigest| used.contains(id.as_str())))
+            .await?;
     Ok(axum::Json(gone).into_response())
 }
 
 /// `POST /images/prune`
 pub async fn prune(State(images): State<Images>) -> ApiResult<Response> {
     let used = (images.in_use)();
-    let gone =
-        blocking(move || images.store.collect_garbage(&|id: &ImageDigest| used.contains(id.as_str()))).await?;
+    let gone = blocking(move || images.store.collect_garbage(&|id: &ImageDigest| used.contains(id.as_str())))
+        .await?;
     Ok(axum::Json(gone).into_response())
 }
 

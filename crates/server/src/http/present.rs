@@ -1,7 +1,8 @@
 //! From what the engine knows to what the wire says.
 
 use sandglass_api::lifecycle::{
-    CreateSandboxResponse, ECHOED_EXTENSION_PREFIX, ImageSpec, PlatformSpec, Sandbox, SandboxStatus, StringMap,
+    CreateSandboxResponse, ECHOED_EXTENSION_PREFIX, ImageSpec, PlatformSpec, Sandbox, SandboxStatus,
+    StringMap,
 };
 use sandglass_sandbox::{
     lifecycle::state::{State, Status},
@@ -21,7 +22,12 @@ fn status(status: Status) -> SandboxStatus {
 
 fn status_of(entry: &Entry) -> SandboxStatus {
     entry.status().map_or_else(
-        || SandboxStatus { state: State::Stopping.word().to_owned(), reason: None, message: None, last_transition_at: None },
+        || SandboxStatus {
+            state: State::Stopping.word().to_owned(),
+            reason: None,
+            message: None,
+            last_transition_at: None,
+        },
         status,
     )
 }

@@ -62,7 +62,10 @@ fn fingerprint(value: &serde_json::Value) -> String {
 }
 
 /// `GET /sandboxes`
-pub async fn list(State(app): State<App>, uri: Uri) -> ApiResult<Json<Page<sandglass_api::lifecycle::Sandbox>>> {
+pub async fn list(
+    State(app): State<App>,
+    uri: Uri,
+) -> ApiResult<Json<Page<sandglass_api::lifecycle::Sandbox>>> {
     let query = QueryString::parse(uri.query());
     let page = filters::page(&query)?;
     let states = filters::states(&query);
@@ -80,7 +83,10 @@ pub async fn list(State(app): State<App>, uri: Uri) -> ApiResult<Json<Page<sandg
 }
 
 /// `GET /sandboxes/{id}`
-pub async fn get(State(app): State<App>, Path(id): Path<String>) -> ApiResult<Json<sandglass_api::lifecycle::Sandbox>> {
+pub async fn get(
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> ApiResult<Json<sandglass_api::lifecycle::Sandbox>> {
     Ok(Json(present::sandbox(&app.engine.find(&id)?)))
 }
 
@@ -154,8 +160,12 @@ pub async fn endpoint(
     check_endpoint(asked).map_err(engine_errors::of_refusal)?;
     let entry = app.engine.find(&id)?;
     let target = target(&entry).ok_or_else(ApiError::sandbox_not_found)?;
-    let host = headers.get(header::HOST).and_then(|h| h.to_str().ok()).or_else(|| uri.authority().map(|a| a.as_str()));
-    let host = host.ok_or_else(|| ApiError::new(Code::BadRequest, "the request has no usable Host header"))?;
+    let host = headers
+        .get(header::HOST)
+        .and_then(|h| h.to_str().ok())
+        .or_else(|| uri.authority().map(|a| a.as_str()));
+    let host =
+        host.ok_or_else(|| ApiError::new(Code::BadRequest, "the request has no usable Host header"))?;
     let vantage = Vantage {
         host,
         mount: Mount::of(uri.path()),
@@ -163,7 +173,8 @@ pub async fn endpoint(
         style: app.config.embedded.endpoints,
         open_proxy: app.config.server.open_proxy,
     };
-    let answer = answer_endpoint(asked, vantage, &entry.id.to_string(), &target).map_err(engine_errors::of_refusal)?;
+    let answer =
+        answer_endpoint(asked, vantage, &entry.id.to_string(), &target).map_err(engine_errors::of_refusal)?;
     let headers = answer.headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     Ok(Json(Endpoint { endpoint: answer.endpoint, headers }))
 }

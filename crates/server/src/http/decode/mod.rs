@@ -1,0 +1,4 @@
+//! From JSON to wire types, reporting every malformed field at once.
+
+pub mod create;
+pub mod small;

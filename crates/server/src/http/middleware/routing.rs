@@ -1,0 +1,98 @@
+//! What the router does not do by itself: trailing slashes, methods it should not offer, and errors in our shape.
+
+use axum::{
+    extract::Request,
+    middleware::Next,
+    response::{IntoResponse, Redirect, Response},
+};
+use http::{Method, StatusCode, header};
+use sandglass_api::routes::{self, Mount};
+
+use super::auth::is_proxied;
+use crate::http::error::ApiError;
+
+/// Redirects away from a trailing slash and refuses HEAD and OPTIONS on our own routes.
+pub async fn normalize(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    if is_proxied(path) {
+        return next.run(request).await;
+    }
+    if path.len() > 1 && path.ends_with('/') {
+        return without_slash(&request);
+    }
+    let response = if matches!(*request.method(), Method::HEAD | Method::OPTIONS) && known(path) {
+        method_not_allowed(request).await.into_response()
+    } else {
+        next.run(request).await
+    };
+    // A body the extractors did not want is answered by axum in plain text.
+    match response.status() {
+        StatusCode::BAD_REQUEST | StatusCode::UNSUPPORTED_MEDIA_TYPE if is_plain_text(&response) => {
+            ApiError::new(crate::http::error::Code::BadRequest, "the request cannot be read").into_response()
+        }
+        _ => response,
+    }
+}
+
+fn is_plain_text(response: &Response) -> bool {
+    response.headers().get(header::CONTENT_TYPE).is_some_and(|v| v.as_bytes().starts_with(b"text/plain"))
+}
+
+fn without_slash(request: &Request) -> Response {
+    let uri = request.uri();
+    let path = uri.path().trim_end_matches('/');
+    let path = if path.is_empty() { "/" } else { path };
+    let query = uri.query().map(|q| format!("?{q}")).unwrap_or_default();
+    let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok());
+    // Always on this server: a path such as `//elsewhere/` must not send the client away.
+    let target = match host {
+        Some(host) => format!("http://{host}{path}{query}"),
+        None => format!("/{}{query}", path.trim_start_matches('/')),
+    };
+    Redirect::temporary(&target).into_response()
+}
+
+/// 404 in our shape.
+pub async fn not_found() -> ApiError {
+    ApiError::no_such_route()
+}
+
+/// 405 in our shape, with the methods that the path does have.
+pub async fn method_not_allowed(request: Request) -> ApiError {
+    let path = request.uri().path();
+    let methods: Vec<&str> = routes::ROUTES
+        .iter()
+        .filter(|route| is_on(path, route.mount, route.path))
+        .map(|r| r.method)
+        .collect();
+    ApiError::method_not_allowed(&methods.join(", "))
+}
+
+fn known(path: &str) -> bool {
+    routes::ROUTES.iter().any(|route| is_on(path, route.mount, route.path))
+}
+
+fn is_on(path: &str, mount: Mount, template: &str) -> bool {
+    mount.prefixes().iter().filter_map(|prefix| path.strip_prefix(prefix)).any(|rest| {
+        let (mut wanted, mut given) = (template.split('/'), rest.split('/'));
+        loop {
+            match (wanted.next(), given.next()) {
+                (None, None) => return true,
+                (Some(w), Some(_)) if w.starts_with("{*") => return true,
+                (Some(w), Some(g)) if w == g || (w.starts_with('{') && !g.is_empty()) => {}
+                _ => return false,
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_find_their_routes() {
+        assert!(known("/sandboxes") && known("/v1/sandboxes/x/pause") && known("/health"));
+        assert!(!known("/v1/health") && !known("/metrics/events") && !known("/sandboxes/x/nope"));
+    }
+}

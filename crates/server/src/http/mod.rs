@@ -1,0 +1,23 @@
+//! The HTTP edge: reads requests, calls the engine, writes answers. No SQL, no runtime, no decisions about sandboxes.
+
+mod app;
+pub mod decode;
+mod diagnostics;
+mod docs;
+mod engine_errors;
+pub mod error;
+pub mod fields;
+pub mod filters;
+mod health;
+pub mod images;
+mod instant;
+mod metrics_events;
+pub mod middleware;
+pub mod parse;
+mod present;
+pub mod router;
+mod sandboxes;
+mod unsupported;
+pub mod validate;
+
+pub use app::App;
