@@ -1,0 +1,318 @@
+//! The client of the agent inside one sandbox: commands and files.
+//!
+//! Requests go through the server, so they work from wherever the API works, and carry the headers of the endpoint
+//! answer. Invariant: a call either reports what the agent said or fails; nothing is assumed about a cut answer.
+
+use std::{collections::HashMap, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use reqwest::{
+    Method, RequestBuilder, Response, StatusCode,
+    header::{HeaderMap, HeaderName, HeaderValue},
+    multipart::{Form, Part},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    client::{ApiError, Client, ClientError, Route, accepted, transport},
+    events::{Event, EventParser},
+};
+
+/// Port on which the agent listens in every sandbox.
+const AGENT_PORT: u16 = 44772;
+/// How long a new sandbox may take until its agent answers.
+const READY_WITHIN: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A file as the agent describes it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Entry {
+    pub path: String,
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Permission bits as decimal digits: 644 means 0644.
+    #[serde(default)]
+    pub mode: u32,
+}
+
+impl Entry {
+    /// Permission bits.
+    pub fn permissions(&self) -> u32 {
+        u32::from_str_radix(&self.mode.to_string(), 8).unwrap_or(0o644)
+    }
+}
+
+/// Permission bits the way the agent spells them.
+pub fn spelled(permissions: u32) -> u32 {
+    format!("{:o}", permissions & 0o777).parse().unwrap_or(644)
+}
+
+/// Where an uploaded file goes.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub path: String,
+    /// Permission bits; 0 leaves the choice to the agent.
+    pub permissions: u32,
+}
+
+/// Talks to the agent of one sandbox.
+#[derive(Debug, Clone)]
+pub struct Agent {
+    http: reqwest::Client,
+    base: String,
+    headers: HeaderMap,
+}
+
+impl Agent {
+    /// Looks the agent's address up.
+    pub async fn connect(client: &Client, id: &str) -> Result<Self> {
+        let endpoint = client.endpoint(id, AGENT_PORT, Route::ThroughServer).await?;
+        let mut headers = client.key_header()?;
+        for (name, value) in &endpoint.headers {
+            let name: HeaderName = name.parse().context("the server named an impossible endpoint header")?;
+            let mut value =
+                HeaderValue::from_str(value).context("the server named an impossible endpoint header")?;
+            value.set_sensitive(true);
+            headers.insert(name, value);
+        }
+        let base = format!("{}://{}", client.profile().scheme(), endpoint.address.trim_end_matches('/'));
+        Ok(Self { http: client.http().clone(), base, headers })
+    }
+
+    /// Like [`Agent::connect`], and waits until the agent answers.
+    pub async fn connect_new(client: &Client, id: &str) -> Result<Self> {
+        let started = tokio::time::Instant::now();
+        loop {
+            let attempt = async {
+                let agent = Self::connect(client, id).await?;
+                agent.send(agent.request(Method::GET, "/ping").timeout(PATIENCE)).await?;
+                Ok::<_, anyhow::Error>(agent)
+            };
+            match attempt.await {
+                Ok(agent) => return Ok(agent),
+                Err(error) if started.elapsed() < READY_WITHIN && may_become_ready(&error) => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                Err(error) => return Err(error.context("the sandbox's agent does not answer")),
+            }
+        }
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, format!("{}{path}", self.base)).headers(self.headers.clone())
+    }
+
+    async fn send(&self, request: RequestBuilder) -> Result<Response> {
+        let response = request.send().await.map_err(|error| self.broken(&error))?;
+        Ok(accepted(response).await.map_err(ClientError::Refused)?)
+    }
+
+    fn broken(&self, error: &reqwest::Error) -> anyhow::Error {
+        match transport("the sandbox", error) {
+            ClientError::Unreachable { reason, .. } => {
+                anyhow::anyhow!("cannot reach the sandbox's agent: {reason}")
+            }
+            other => other.into(),
+        }
+    }
+
+    /// Starts a command and returns its event stream.
+    pub async fn run(&self, command: &Value) -> Result<EventReader> {
+        let request = self
+            .request(Method::POST, "/command")
+            .header("accept", "text/event-stream")
+            .header("cache-control", "no-cache")
+            .json(command);
+        let response = self.send(request).await?;
+        Ok(EventReader { response, parser: EventParser::default(), ended: false })
+    }
+
+    /// Runs a short command to its end; its standard output, or `None` when it failed.
+    pub async fn output_of(&self, argv: &[&str]) -> Result<Option<String>> {
+        let mut events = self.run(&json!({ "argv": argv, "timeout": 30_000 })).await?;
+        let mut text = Vec::new();
+        loop {
+            match events.next().await? {
+                Some(Event::Stdout(line)) => text.extend(line),
+                Some(Event::Completed) => return Ok(Some(String::from_utf8_lossy(&text).into_owned())),
+                Some(Event::Failed(_) | Event::Refused { .. }) => return Ok(None),
+                Some(Event::Started(_) | Event::Stderr(_)) => {}
+                None => bail!("the connection ended in the middle of a command"),
+            }
+        }
+    }
+
+    /// Asks the agent to end a command: SIGTERM, and SIGKILL after three seconds.
+    pub async fn interrupt(&self, command: &str) -> Result<()> {
+        let request = self.request(Method::DELETE, "/command").query(&[("id", command)]);
+        self.send(request.timeout(Duration::from_secs(10))).await?;
+        Ok(())
+    }
+
+    /// Output of a detached command from byte `cursor`, and the cursor to go on from.
+    pub async fn command_output(&self, command: &str, cursor: u64) -> Result<(bytes::Bytes, u64)> {
+        let path = format!("/command/{}/logs", encoded(command));
+        let response = self.send(self.request(Method::GET, &path).query(&[("cursor", cursor)])).await?;
+        let next = response
+            .headers()
+            .get("execd-commands-tail-cursor")
+            .and_then(|value| value.to_str().ok()?.parse().ok());
+        let body = response.bytes().await.map_err(|error| self.broken(&error))?;
+        let length = body.len() as u64;
+        Ok((body, next.unwrap_or(cursor + length)))
+    }
+
+    /// Exit code of a detached command, `None` while it runs.
+    pub async fn command_exit(&self, command: &str) -> Result<Option<i64>> {
+        let path = format!("/command/status/{}", encoded(command));
+        let response = self.send(self.request(Method::GET, &path).timeout(PATIENCE)).await?;
+        let status: Value = response.json().await.map_err(|error| self.broken(&error))?;
+        if status.get("running").and_then(Value::as_bool).unwrap_or(false) {
+            return Ok(None);
+        }
+        Ok(Some(status.get("exit_code").and_then(Value::as_i64).unwrap_or(1)))
+    }
+
+    /// Describes a path without following a symbolic link; `None` when there is nothing.
+    pub async fn info(&self, path: &str) -> Result<Option<Entry>> {
+        let request = self.request(Method::GET, "/files/info").query(&[("path", path)]).timeout(PATIENCE);
+        let response = match self.send(request).await {
+            Err(error) if refusal(&error).is_some_and(|e| e.status == StatusCode::NOT_FOUND) => {
+                return Ok(None);
+            }
+            other => other?,
+        };
+        let mut map: HashMap<String, Entry> = response.json().await.map_err(|error| self.broken(&error))?;
+        Ok(map.remove(path).or_else(|| map.into_values().next()))
+    }
+
+    /// Everything below a directory, parents before children.
+    pub async fn tree(&self, path: &str) -> Result<Vec<Entry>> {
+        let request =
+            self.request(Method::GET, "/directories/list").query(&[("path", path), ("depth", "4096")]);
+        let response = self.send(request).await?;
+        response.json().await.map_err(|error| self.broken(&error))
+    }
+
+    /// Creates a directory and its parents.
+    pub async fn make_directory(&self, target: &Target) -> Result<()> {
+        let body = json!({ target.path.as_str(): { "mode": spelled(target.permissions) } });
+        self.send(self.request(Method::POST, "/directories").json(&body).timeout(PATIENCE)).await?;
+        Ok(())
+    }
+
+    /// Opens a file for reading.
+    pub async fn download(&self, path: &str) -> Result<Download> {
+        let response =
+            self.send(self.request(Method::GET, "/files/download").query(&[("path", path)])).await?;
+        Ok(Download { response })
+    }
+
+    /// Writes a file from a stream.
+    pub async fn upload(&self, target: &Target, content: Part) -> Result<()> {
+        let mut metadata = json!({ "path": target.path });
+        if target.permissions != 0 {
+            metadata["mode"] = spelled(target.permissions).into();
+        }
+        let description = Part::text(metadata.to_string())
+            .file_name("metadata")
+            .mime_str("application/json")
+            .context("a constant content type")?;
+        let content = content
+            .file_name("file")
+            .mime_str("application/octet-stream")
+            .context("a constant content type")?;
+        let form = Form::new().part("metadata", description).part("file", content);
+        self.send(self.request(Method::POST, "/files/upload").multipart(form)).await?;
+        Ok(())
+    }
+}
+
+fn may_become_ready(error: &anyhow::Error) -> bool {
+    match refusal(error) {
+        Some(refused) => {
+            refused.code == "KUBERNETES::POD_IP_NOT_AVAILABLE" || matches!(refused.status.as_u16(), 502..=504)
+        }
+        None => !matches!(error.downcast_ref::<ClientError>(), Some(ClientError::Unreachable { .. })),
+    }
+}
+
+fn refusal(error: &anyhow::Error) -> Option<&ApiError> {
+    match error.downcast_ref::<ClientError>() {
+        Some(ClientError::Refused(refused)) => Some(refused),
+        _ => None,
+    }
+}
+
+fn encoded(segment: &str) -> String {
+    let mut url = reqwest::Url::parse("http://x/").expect("a constant URL");
+    if let Ok(mut path) = url.path_segments_mut() {
+        path.clear().push(segment);
+    }
+    url.path().trim_start_matches('/').to_owned()
+}
+
+/// The content of a file, as it arrives.
+#[derive(Debug)]
+pub struct Download {
+    response: Response,
+}
+
+impl Download {
+    /// The next piece; `None` at the end. A connection that breaks early is an error.
+    pub async fn next(&mut self) -> Result<Option<bytes::Bytes>> {
+        self.response.chunk().await.map_err(|error| transport("the sandbox", &error).into())
+    }
+}
+
+/// The event stream of one command.
+#[derive(Debug)]
+pub struct EventReader {
+    response: Response,
+    parser: EventParser,
+    ended: bool,
+}
+
+impl EventReader {
+    /// The next event; `None` when the stream has ended. Safe to cancel.
+    pub async fn next(&mut self) -> Result<Option<Event>> {
+        loop {
+            if let Some(event) = self.parser.next_event()? {
+                return Ok(Some(event));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            match self.response.chunk().await {
+                Ok(Some(chunk)) => self.parser.push(&chunk)?,
+                Ok(None) => {
+                    self.ended = true;
+                    return Ok(self.parser.finish());
+                }
+                // A broken connection and a missing terminal event are the same thing to the caller: a cut stream.
+                Err(_) => {
+                    self.ended = true;
+                    return Ok(None);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_spelled_with_decimal_digits() {
+        assert_eq!(spelled(0o100_755), 755);
+        let entry: Entry = serde_json::from_str(r#"{"path":"/a","type":"file","mode":640}"#).unwrap();
+        assert_eq!(entry.permissions(), 0o640);
+    }
+
+    #[test]
+    fn segments_are_encoded() {
+        assert_eq!(encoded("a/b?c"), "a%2Fb%3Fc");
+    }
+}

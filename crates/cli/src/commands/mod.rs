@@ -1,0 +1,85 @@
+//! All commands, one file each.
+
+mod completions;
+mod cp;
+mod endpoint;
+mod events;
+mod exec;
+mod image;
+mod inspect;
+mod logs;
+mod pause;
+mod ps;
+mod renew;
+mod rm;
+mod run;
+mod transfer;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::{Context, execution::OUR_FAILURE, output::Output};
+
+/// What can be asked for.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    Run(run::Run),
+    Ps(ps::Ps),
+    Inspect(inspect::Inspect),
+    Exec(exec::Exec),
+    Logs(logs::Logs),
+    Cp(cp::Cp),
+    Rm(rm::Rm),
+    Renew(renew::Renew),
+    Pause(pause::Pause),
+    Resume(pause::Resume),
+    Endpoint(endpoint::EndpointOf),
+    Events(events::Events),
+    Image(image::Image),
+    Completions(completions::Completions),
+}
+
+/// Where a command goes on.
+#[derive(Debug)]
+pub enum Step {
+    Done(u8),
+    NeedsServer(Command),
+}
+
+impl Command {
+    /// Exit code when the command fails for a reason of ours.
+    pub fn failure_code(&self) -> u8 {
+        match self {
+            Self::Run(_) | Self::Exec(_) => OUR_FAILURE,
+            _ => 1,
+        }
+    }
+
+    /// Runs the commands that need no server and no asynchronous runtime of ours.
+    pub fn offline(self, _output: Output) -> Result<Step> {
+        match self {
+            Self::Completions(command) => command.run().map(Step::Done),
+            other => Ok(Step::NeedsServer(other)),
+        }
+    }
+
+    /// Runs a client command.
+    pub async fn run(self, context: &Context) -> Result<u8> {
+        match self {
+            Self::Run(command) => command.run(context).await,
+            Self::Ps(command) => command.run(context).await,
+            Self::Inspect(command) => command.run(context).await,
+            Self::Exec(command) => command.run(context).await,
+            Self::Logs(command) => command.run(context).await,
+            Self::Cp(command) => command.run(context).await,
+            Self::Rm(command) => command.run(context).await,
+            Self::Renew(command) => command.run(context).await,
+            Self::Pause(command) => command.run(context).await,
+            Self::Resume(command) => command.run(context).await,
+            Self::Endpoint(command) => command.run(context).await,
+            Self::Events(command) => command.run(context).await,
+            Self::Image(command) => command.run(context).await,
+            Self::Completions(command) => command.run(),
+        }
+    }
+}
