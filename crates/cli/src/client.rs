@@ -115,12 +115,18 @@ impl Sandbox {
 
     /// Exit code of the entrypoint of a sandbox that is over: as reported, otherwise what the state implies.
     pub fn exit_code(&self) -> u8 {
-        let reported = self.0.pointer("/status/exitCode").and_then(Value::as_i64).or_else(|| {
-            let (_, after) = self.message().split_once("code ")?;
+        let number = |word: &str| {
+            let (_, after) = self.message().split_once(word)?;
             let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
-            after[..digits].parse().ok()
-        });
-        match reported {
+            after[..digits].parse::<i64>().ok()
+        };
+        let reported = self.0.pointer("/status/exitCode").and_then(Value::as_i64);
+        let signalled = || number("signal ").map(|signal| 128 + signal);
+        let code = match self.reason() {
+            "OUT_OF_MEMORY" => Some(137),
+            _ => reported.or_else(|| number("code ")).or_else(signalled),
+        };
+        match code {
             Some(code) => u8::try_from(code & 0xff).unwrap_or(1),
             None => u8::from(self.state() != "Terminated"),
         }
@@ -480,6 +486,8 @@ mod tests {
         assert_eq!(code(json!({ "state": "Failed" })), 1);
         assert_eq!(code(json!({ "state": "Failed", "exitCode": 7 })), 7);
         assert_eq!(code(json!({ "state": "Failed", "message": "exited with code 137" })), 137);
+        assert_eq!(code(json!({ "state": "Failed", "message": "killed by signal 11" })), 139);
+        assert_eq!(code(json!({ "state": "Failed", "reason": "OUT_OF_MEMORY", "message": "ran out" })), 137);
     }
 
     #[test]

@@ -206,7 +206,8 @@ fn signalled(traceback: &[String]) -> Option<u8> {
     Some(128 + number)
 }
 
-fn refused_start(reason: &str) -> u8 {
+/// Exit code for a command that could not be started.
+pub fn refused_start(reason: &str) -> u8 {
     let reason = reason.to_ascii_lowercase();
     let about_directory =
         reason.contains("chdir") || reason.contains("cwd") || reason.contains("working directory");

@@ -181,29 +181,31 @@ enum Line {
     Other,
 }
 
-/// Sends a request that adds an image, shows its progress and prints the image's id.
+/// Sends a request that adds images (an archive may hold several), shows its progress and prints their ids.
 async fn added(context: &Context, request: RequestBuilder, mut bars: Bars) -> Result<u8> {
     let mut response = context.client.send(request).await?;
     let mut lines = LineSplitter::default();
-    let mut image = None;
+    let mut images = Vec::new();
     loop {
         let chunk =
             response.chunk().await.map_err(|error| transport(context.client.profile().base(), &error))?;
         if let Some(chunk) = &chunk {
             lines.push(chunk)?;
             while let Some(line) = lines.next_line() {
-                image = take(line, &mut bars)?.or(image);
+                images.extend(take(line, &mut bars)?);
             }
         } else {
-            image = take(lines.finish(), &mut bars)?.or(image);
+            images.extend(take(lines.finish(), &mut bars)?);
             break;
         }
     }
     bars.clear();
-    let Some(image) = image else { bail!("the server's answer ended before the image was complete") };
+    ensure!(!images.is_empty(), "the server's answer ended before the image was complete");
     if context.output.is_json() {
-        context.output.json(&image)?;
-    } else {
+        context.output.json(&images)?;
+        return Ok(0);
+    }
+    for image in &images {
         context.output.line(image.get("id").and_then(Value::as_str).unwrap_or_default())?;
     }
     Ok(0)

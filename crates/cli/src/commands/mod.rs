@@ -1,7 +1,9 @@
 //! All commands, one file each.
 
 mod completions;
+mod config;
 mod cp;
+mod doctor;
 mod endpoint;
 mod events;
 mod exec;
@@ -13,6 +15,7 @@ mod ps;
 mod renew;
 mod rm;
 mod run;
+mod serve;
 mod transfer;
 
 use anyhow::Result;
@@ -36,6 +39,9 @@ pub enum Command {
     Endpoint(endpoint::EndpointOf),
     Events(events::Events),
     Image(image::Image),
+    Serve(serve::Serve),
+    Doctor(doctor::Doctor),
+    Config(config::Config),
     Completions(completions::Completions),
 }
 
@@ -56,9 +62,12 @@ impl Command {
     }
 
     /// Runs the commands that need no server and no asynchronous runtime of ours.
-    pub fn offline(self, _output: Output) -> Result<Step> {
+    pub fn offline(self, output: Output) -> Result<Step> {
         match self {
             Self::Completions(command) => command.run().map(Step::Done),
+            Self::Serve(command) => command.run().map(Step::Done),
+            Self::Doctor(command) => command.run(output).map(Step::Done),
+            Self::Config(command) => command.run(output).map(Step::Done),
             other => Ok(Step::NeedsServer(other)),
         }
     }
@@ -79,7 +88,9 @@ impl Command {
             Self::Endpoint(command) => command.run(context).await,
             Self::Events(command) => command.run(context).await,
             Self::Image(command) => command.run(context).await,
-            Self::Completions(command) => command.run(),
+            Self::Completions(_) | Self::Serve(_) | Self::Doctor(_) | Self::Config(_) => {
+                unreachable!("commands without a server were run before")
+            }
         }
     }
 }

@@ -27,8 +27,6 @@ use crate::{
 /// Time to live of a sandbox whose end is ours to bring about.
 const LEASE: Duration = Duration::from_secs(15 * 60);
 const RENEWAL: Duration = Duration::from_secs(4 * 60);
-/// What keeps sandboxes of other servers open; ours leaves it out on our extension.
-const IDLE: [&str; 3] = ["tail", "-f", "/dev/null"];
 const LONGEST_POLL: Duration = Duration::from_millis(500);
 /// How long a removal may keep a user waiting who has pressed Ctrl-C twice.
 const PARTING: Duration = Duration::from_secs(10);
@@ -69,7 +67,7 @@ pub struct Run {
     /// Metadata; may be repeated
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = values::pair)]
     label: Vec<(String, String)>,
-    /// Run the image's entrypoint, with CMD in place of the image's own command, and follow its output
+    /// Run CMD, or without it the image's own entrypoint and command, as what the sandbox lives for, and follow its output
     #[arg(long)]
     image_entrypoint: bool,
 }
@@ -124,9 +122,7 @@ impl Run {
             "resourceLimits": limits,
             "extensions": { "sandglass.entrypoint": mode },
         });
-        if !entrypoint {
-            body["entrypoint"] = json!(IDLE);
-        } else if !self.command.is_empty() {
+        if self.image_entrypoint && !self.command.is_empty() {
             body["entrypoint"] = json!(self.command);
         }
         for (key, map) in [("env", env), ("metadata", metadata)] {
@@ -203,16 +199,28 @@ impl Run {
         }
         match end {
             End::Over(code) => {
-                let sandbox = client.get(id).await?;
-                if sandbox.state() == "Failed" && !sandbox.reason().contains("EXITED") {
-                    bail!("the sandbox failed: {}", why(&sandbox));
-                }
-                Ok(code)
+                judge(&client.get(id).await?, code)
             }
             End::Closed => Ok(CLOSED_PIPE),
             End::Interrupted(interrupt) => Ok(interrupt.exit_code()),
             End::Gone => bail!("the sandbox was removed before its entrypoint ended"),
         }
+    }
+}
+
+/// The exit code of an entrypoint that has ended, or the reason why it never ran.
+fn judge(sandbox: &Sandbox, code: u8) -> Result<u8> {
+    match sandbox.reason() {
+        "CONTAINER_EXITED" | "CONTAINER_EXITED_ERROR" => Ok(code),
+        "OUT_OF_MEMORY" => {
+            note("the sandbox ran out of memory");
+            Ok(code)
+        }
+        "ENTRYPOINT_FAILED" => {
+            note(&format!("error: cannot run the entrypoint: {}", sandbox.message()));
+            Ok(execution::refused_start(sandbox.message()))
+        }
+        _ => bail!("the sandbox failed: {}", why(sandbox)),
     }
 }
 
