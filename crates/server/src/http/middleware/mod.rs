@@ -5,3 +5,6 @@ pub mod concurrency;
 pub mod cors;
 pub mod request_id;
 pub mod routing;
+
+#[cfg(test)]
+mod tests;

@@ -187,3 +187,7 @@ fn environment(asked: BTreeMap<String, Option<String>>) -> ApiResult<Vec<(String
 #[cfg(test)]
 #[path = "tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "create_tests.rs"]
+mod table;

@@ -1,7 +1,12 @@
-//! Volumes that a single host can offer: directories under the allowed prefixes.
+//! Volumes of a create: which host directories and files a sandbox may see.
+//!
+//! Owns the check against the allowed prefixes. The invariant: what is handed on is a resolved path below an allowed
+//! prefix, and nothing is created on the host before every volume of the request was found acceptable.
 
 use std::{
-    collections::HashSet,
+    collections::BTreeSet,
+    fs,
+    io::ErrorKind,
     path::{Component, Path, PathBuf},
 };
 
@@ -10,68 +15,290 @@ use sandglass_sandbox::spec::HostVolume;
 
 use crate::http::error::{ApiError, ApiResult, Code};
 
-/// Checks the volumes and says what is to be mounted.
+/// Places inside the sandbox that mounts must not cover: the kernel's views and the agent.
+const TAKEN_TARGETS: &[&str] = &["/proc", "/sys", "/opt/opensandbox"];
+
+/// Checks the volumes and makes the missing directories.
+///
+/// # Errors
+/// 400 and 500 `VOLUME::*`.
 pub(super) fn check(volumes: &[Volume], allowed: &[PathBuf]) -> ApiResult<Vec<HostVolume>> {
-    let mut names = HashSet::new();
+    let mut names = BTreeSet::new();
+    if !volumes.iter().all(|volume| names.insert(volume.name.as_str())) {
+        return Err(ApiError::new(Code::VolumeDuplicateName, "two volumes have the same name"));
+    }
+    let mut targets = BTreeSet::new();
+    let mut wanted = Vec::with_capacity(volumes.len());
     for volume in volumes {
-        if !names.insert(volume.name.as_str()) {
-            return Err(ApiError::new(
-                Code::VolumeDuplicateName,
-                format!("two volumes are named {:?}", volume.name),
-            ));
+        let target = target(&volume.mount_path)?;
+        if !targets.insert(target.clone()) {
+            return Err(ApiError::new(Code::VolumeInvalidMountPath, "two volumes have the same mountPath"));
         }
+        let sub_path = sub_path(volume.sub_path.as_deref())?;
+        let Some(host) = &volume.host else {
+            let message = "only volumes with a host path are supported by this runtime";
+            return Err(ApiError::new(Code::VolumeUnsupportedBackend, message));
+        };
+        let base = host_path(&host.path)?;
+        let source = Source { full: sub_path.map_or_else(|| base.clone(), |sub| base.join(sub)), base };
+        source.check_allowed(allowed)?;
+        wanted.push((source, target, volume.read_only));
     }
-    volumes.iter().map(|volume| one(volume, allowed)).collect()
+    wanted
+        .into_iter()
+        .map(|(source, target, read_only)| {
+            Ok(HostVolume { source: source.settle(allowed)?, target, read_only })
+        })
+        .collect()
 }
 
-fn one(volume: &Volume, allowed: &[PathBuf]) -> ApiResult<HostVolume> {
-    let refused =
-        |code: Code, why: &str| Err(ApiError::new(code, format!("volume {:?}: {why}", volume.name)));
-    let target = Path::new(&volume.mount_path);
-    if target.components().any(|c| matches!(c, Component::ParentDir)) || target == Path::new("/") {
-        return refused(Code::VolumeInvalidMountPath, "mountPath must name a directory below / without '..'");
+/// Where the volume appears inside.
+fn target(text: &str) -> ApiResult<PathBuf> {
+    let refused = |message: &str| Err(ApiError::new(Code::VolumeInvalidMountPath, message));
+    let path = Path::new(text);
+    if !path.is_absolute()
+        || text.contains('\0')
+        || path.components().any(|part| part == Component::ParentDir)
+    {
+        return refused("mountPath must be an absolute path without '..'");
     }
-    let Some(host) = &volume.host else {
-        return refused(
-            Code::VolumeUnsupportedBackend,
-            "only host directories are available on the embedded runtime",
-        );
-    };
-    let sub = Path::new(volume.sub_path.as_deref().unwrap_or_default());
-    if sub.components().any(|c| !matches!(c, Component::Normal(_) | Component::CurDir)) {
-        return refused(Code::VolumeInvalidSubPath, "subPath must be relative and without '..'");
+    // Collected anew: doubled and trailing slashes are gone, so equal places are equal paths.
+    let path: PathBuf = path.components().collect();
+    if path == Path::new("/") || TAKEN_TARGETS.iter().any(|taken| path.starts_with(taken)) {
+        return refused("mountPath must not cover the sandbox's root, /proc, /sys or its agent");
     }
-    if !clean(&host.path) {
-        return refused(
-            Code::VolumeInvalidHostPath,
-            "the path must be absolute, without '..', '//' or a trailing slash",
-        );
+    Ok(path)
+}
+
+fn sub_path(text: Option<&str>) -> ApiResult<Option<&Path>> {
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let path = Path::new(text);
+    if text.contains('\0')
+        || !path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+    {
+        return Err(ApiError::new(
+            Code::VolumeInvalidSubPath,
+            "subPath must be relative and must not contain '..'",
+        ));
     }
-    let asked = Path::new(&host.path);
-    let inside = |path: &Path| allowed.iter().any(|prefix| path.starts_with(prefix));
-    if !inside(asked) {
-        return refused(Code::VolumeHostPathNotAllowed, "the path is not under storage.allowed_host_paths");
+    Ok(Some(path))
+}
+
+fn host_path(text: &str) -> ApiResult<PathBuf> {
+    let trailing = text.len() > 1 && text.ends_with('/');
+    if !text.starts_with('/')
+        || text.contains("/..")
+        || text.contains("//")
+        || trailing
+        || text.contains('\0')
+    {
+        let message = "host.path must be absolute, without '..' and without doubled or trailing slashes";
+        return Err(ApiError::new(Code::VolumeInvalidHostPath, message));
     }
-    let full = asked.join(sub);
-    // Resolved again after it exists: a symbolic link must not lead out of what is allowed.
-    if std::fs::create_dir_all(&full).is_err() && !full.is_file() {
-        return refused(Code::VolumeHostPathCreateFailed, "the directory does not exist and cannot be made");
-    }
-    let resolved = std::fs::canonicalize(&full);
-    let prefixes: Vec<PathBuf> = allowed.iter().filter_map(|p| std::fs::canonicalize(p).ok()).collect();
-    match resolved {
-        Ok(source) if prefixes.iter().any(|prefix| source.starts_with(prefix)) => {
-            Ok(HostVolume { source, target: target.to_path_buf(), read_only: volume.read_only })
+    Ok(PathBuf::from(text))
+}
+
+fn not_allowed() -> ApiError {
+    ApiError::new(
+        Code::VolumeHostPathNotAllowed,
+        "host.path is not below a directory that this server allows",
+    )
+}
+
+fn create_failed(error: &std::io::Error) -> ApiError {
+    tracing::warn!(%error, "the host directory of a volume could not be made or resolved");
+    ApiError::new(
+        Code::VolumeHostPathCreateFailed,
+        "the host directory of a volume could not be made or resolved",
+    )
+}
+
+/// A place on the host as it was asked for.
+struct Source {
+    base: PathBuf,
+    full: PathBuf,
+}
+
+impl Source {
+    /// Compares with the prefixes, as written and with symbolic links resolved as far as the path exists.
+    fn check_allowed(&self, allowed: &[PathBuf]) -> ApiResult<()> {
+        if !allowed.iter().any(|prefix| self.full.starts_with(prefix)) {
+            return Err(not_allowed());
         }
-        Ok(_) => refused(Code::VolumeHostPathNotAllowed, "the path leads out of storage.allowed_host_paths"),
-        Err(_) => refused(Code::VolumeHostPathCreateFailed, "the path cannot be resolved"),
+        let resolved = resolve_existing(&self.full).map_err(|error| create_failed(&error))?;
+        if below_any(&resolved, allowed) { Ok(()) } else { Err(not_allowed()) }
+    }
+
+    /// Makes the directory if need be and resolves it; checked again, because it may have changed in between.
+    fn settle(&self, allowed: &[PathBuf]) -> ApiResult<PathBuf> {
+        match fs::metadata(&self.full) {
+            Ok(found) if found.is_dir() || found.is_file() => {}
+            Ok(_) => {
+                let message = "the host path of a volume is neither a directory nor a file";
+                return Err(ApiError::new(Code::VolumeInvalidHostPath, message));
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                fs::create_dir_all(&self.full).map_err(|error| create_failed(&error))?;
+            }
+            Err(error) => return Err(create_failed(&error)),
+        }
+        let resolved = fs::canonicalize(&self.full).map_err(|error| create_failed(&error))?;
+        let base = fs::canonicalize(&self.base).map_err(|error| create_failed(&error))?;
+        if !below_any(&resolved, allowed) {
+            return Err(not_allowed());
+        }
+        // A link inside a shared directory is the work of whoever may write there, which may be a sandbox.
+        if !resolved.starts_with(&base) {
+            return Err(ApiError::new(Code::VolumeInvalidSubPath, "subPath leads out of its volume"));
+        }
+        Ok(resolved)
     }
 }
 
-fn clean(path: &str) -> bool {
-    path.starts_with('/')
-        && !path.contains('\0')
-        && (path.len() == 1 || !path.ends_with('/'))
-        && !path.contains("//")
-        && !path.split('/').any(|part| part == "..")
+/// Prefixes count as they resolve: an allowed `/data` that is a link allows what it points to.
+fn below_any(resolved: &Path, allowed: &[PathBuf]) -> bool {
+    allowed.iter().any(|prefix| resolve_existing(prefix).is_ok_and(|prefix| resolved.starts_with(prefix)))
+}
+
+/// Resolves the longest part that exists and appends the rest unchanged.
+fn resolve_existing(path: &Path) -> std::io::Result<PathBuf> {
+    let mut rest = Vec::new();
+    let mut existing = path;
+    loop {
+        match fs::canonicalize(existing) {
+            Ok(resolved) => return Ok(rest.iter().rev().fold(resolved, |whole, part| whole.join(part))),
+            // A dangling link is no missing directory: making it would make its target, wherever that is.
+            Err(error) if error.kind() == ErrorKind::NotFound && fs::symlink_metadata(existing).is_err() => {
+                let (Some(parent), Some(name)) = (existing.parent(), existing.file_name()) else {
+                    return Err(error);
+                };
+                rest.push(name);
+                existing = parent;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use sandglass_api::lifecycle::{HostVolume as WireHost, PvcVolume};
+
+    use super::*;
+
+    fn volume(path: &str, mount: &str, sub: Option<&str>) -> Volume {
+        Volume {
+            name: "data".to_owned(),
+            host: Some(WireHost { path: path.to_owned() }),
+            pvc: None,
+            ossfs: None,
+            mount_path: mount.to_owned(),
+            read_only: false,
+            sub_path: sub.map(str::to_owned),
+        }
+    }
+
+    fn code(volumes: &[Volume], allowed: &[PathBuf]) -> &'static str {
+        check(volumes, allowed).map_or_else(|error| error.code, |_| "ok")
+    }
+
+    #[test]
+    fn paths_have_a_grammar() {
+        let root = [PathBuf::from("/")];
+        for (path, mount, sub, expected) in [
+            ("relative", "/m", None, "VOLUME::INVALID_HOST_PATH"),
+            ("C:\\data", "/m", None, "VOLUME::INVALID_HOST_PATH"),
+            ("/a/../b", "/m", None, "VOLUME::INVALID_HOST_PATH"),
+            ("/a//b", "/m", None, "VOLUME::INVALID_HOST_PATH"),
+            ("/a/", "/m", None, "VOLUME::INVALID_HOST_PATH"),
+            ("/tmp", "/", None, "VOLUME::INVALID_MOUNT_PATH"),
+            ("/tmp", "/a/../b", None, "VOLUME::INVALID_MOUNT_PATH"),
+            ("/tmp", "/proc/x", None, "VOLUME::INVALID_MOUNT_PATH"),
+            ("/tmp", "//opt/opensandbox/", None, "VOLUME::INVALID_MOUNT_PATH"),
+            ("/tmp", "/m", Some("/abs"), "VOLUME::INVALID_SUB_PATH"),
+            ("/tmp", "/m", Some("a/../.."), "VOLUME::INVALID_SUB_PATH"),
+            ("/dev/null", "/m", None, "VOLUME::INVALID_HOST_PATH"),
+            ("/etc/passwd", "/m", None, "ok"),
+            ("/tmp", "/m", None, "ok"),
+            ("/tmp", "/m", Some(""), "ok"),
+        ] {
+            assert_eq!(code(&[volume(path, mount, sub)], &root), expected, "{path} {mount} {sub:?}");
+        }
+    }
+
+    #[test]
+    fn names_and_places_are_unique_and_other_backends_unsupported() {
+        let root = [PathBuf::from("/")];
+        let first = volume("/tmp", "/m", None);
+        let twin = volume("/tmp", "/n", None);
+        assert_eq!(code(&[first.clone(), twin.clone()], &root), "VOLUME::DUPLICATE_NAME");
+        let same_place = Volume { name: "other".to_owned(), mount_path: "/m/".to_owned(), ..twin.clone() };
+        assert_eq!(code(&[first, same_place], &root), "VOLUME::INVALID_MOUNT_PATH");
+        let claim = PvcVolume {
+            claim_name: "c".to_owned(),
+            create_if_not_exists: true,
+            delete_on_sandbox_termination: false,
+            storage_class: None,
+            storage: None,
+            access_modes: None,
+        };
+        let claim = Volume { host: None, pvc: Some(claim), ..twin };
+        assert_eq!(code(&[claim], &root), "VOLUME::UNSUPPORTED_BACKEND");
+    }
+
+    #[test]
+    fn only_what_lies_below_an_allowed_prefix_is_shared() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let text = |name: &str| at(name).to_str().unwrap().to_owned();
+        fs::create_dir_all(at("open/inner")).unwrap();
+        fs::create_dir(at("secret")).unwrap();
+        symlink(at("secret"), at("open/out")).unwrap();
+        symlink(at("nowhere"), at("open/dangling")).unwrap();
+        symlink(at("open/inner"), at("open/in")).unwrap();
+        let allowed = [at("open")];
+        for (path, sub, expected) in [
+            ("open", None, "ok"),
+            ("open/inner", None, "ok"),
+            ("open/in", None, "ok"),
+            ("open/new/deep", None, "ok"),
+            ("open/inner", Some("new/./sub"), "ok"),
+            ("secret", None, "VOLUME::HOST_PATH_NOT_ALLOWED"),
+            ("opened", None, "VOLUME::HOST_PATH_NOT_ALLOWED"),
+            ("open/out", None, "VOLUME::HOST_PATH_NOT_ALLOWED"),
+            ("open/out/new", None, "VOLUME::HOST_PATH_NOT_ALLOWED"),
+            ("open", Some("out"), "VOLUME::HOST_PATH_NOT_ALLOWED"),
+            ("open/dangling", None, "VOLUME::HOST_PATH_CREATE_FAILED"),
+        ] {
+            assert_eq!(code(&[volume(&text(path), "/m", sub)], &allowed), expected, "{path} {sub:?}");
+        }
+        assert_eq!(code(&[volume(&text("open"), "/m", None)], &[]), "VOLUME::HOST_PATH_NOT_ALLOWED");
+        assert!(!at("secret/new").exists() && !at("nowhere").exists() && at("open/new/deep").is_dir());
+        let shared = check(&[volume(&text("open/in"), "/m//n/", None)], &allowed).unwrap();
+        assert_eq!(shared[0].source, fs::canonicalize(at("open/inner")).unwrap());
+        assert_eq!(shared[0].target, Path::new("/m/n"));
+    }
+
+    #[test]
+    fn a_link_must_not_lead_from_one_volume_into_another() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("mine")).unwrap();
+        fs::create_dir_all(dir.path().join("theirs")).unwrap();
+        symlink(dir.path().join("theirs"), dir.path().join("mine/link")).unwrap();
+        let mine = dir.path().join("mine").to_str().unwrap().to_owned();
+        let allowed = [dir.path().to_path_buf()];
+        assert_eq!(code(&[volume(&mine, "/m", Some("link"))], &allowed), "VOLUME::INVALID_SUB_PATH");
+    }
+
+    #[test]
+    fn nothing_is_made_for_a_request_that_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let fresh = dir.path().join("fresh");
+        let good = volume(fresh.to_str().unwrap(), "/m", None);
+        let bad = Volume { name: "bad".to_owned(), ..volume("/elsewhere", "/n", None) };
+        assert_eq!(code(&[good, bad], &[dir.path().to_path_buf()]), "VOLUME::HOST_PATH_NOT_ALLOWED");
+        assert!(!fresh.exists());
+    }
 }

@@ -1,0 +1,151 @@
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    middleware::{from_fn, from_fn_with_state},
+    routing::{any, get, post},
+};
+use http::{Request, StatusCode};
+use serde_json::Value;
+use tower::ServiceExt;
+
+use super::*;
+
+async fn explode() -> &'static str {
+    panic!("on purpose")
+}
+
+/// The layers in the order in which the real router has them, around stand-ins for its routes.
+fn stack(key: Option<&str>, cap: Option<usize>) -> Router {
+    Router::new()
+        .route("/health", get(|| async { "up" }))
+        .route("/sandboxes", post(|| async { "made" }).get(|| async { "list" }))
+        .route("/sandboxes/{id}", get(explode))
+        .route("/sandboxes/{id}/proxy/{port}/", any(|| async { "app" }))
+        .fallback(routing::not_found)
+        .method_not_allowed_fallback(routing::method_not_allowed)
+        .layer(from_fn_with_state(auth::Key::new(key), auth::require_key))
+        .layer(from_fn(routing::normalize))
+        .layer(from_fn_with_state(concurrency::Cap::new(cap), concurrency::limit))
+        .layer(from_fn(cors::answer))
+        .layer(from_fn(request_id::attach))
+}
+
+struct Seen {
+    status: StatusCode,
+    headers: http::HeaderMap,
+    text: String,
+}
+
+impl Seen {
+    fn code(&self) -> String {
+        let body: Value = serde_json::from_str(&self.text).unwrap();
+        assert!(body["message"].is_string());
+        body["code"].as_str().unwrap().to_owned()
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+}
+
+async fn send(app: Router, method: &str, path: &str, headers: &[(&str, &str)]) -> Seen {
+    let mut request = Request::builder().method(method).uri(path).header("host", "example.test");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let response = app.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+    let (parts, body) = response.into_parts();
+    let text = String::from_utf8(to_bytes(body, 1 << 20).await.unwrap().to_vec()).unwrap();
+    Seen { status: parts.status, headers: parts.headers, text }
+}
+
+#[tokio::test]
+async fn every_error_has_a_code_and_a_request_id() {
+    let key = [("open-sandbox-api-key", "k")];
+    for (method, path, headers, status, code) in [
+        ("GET", "/sandboxes", &[][..], 401, "MISSING_API_KEY"),
+        ("GET", "/sandboxes", &[("open-sandbox-api-key", "x")][..], 401, "INVALID_API_KEY"),
+        ("GET", "/healthzzz", &[][..], 401, "MISSING_API_KEY"),
+        ("GET", "/v1/health", &[][..], 401, "MISSING_API_KEY"),
+        ("GET", "/nothing", &key[..], 404, "GENERAL::NOT_FOUND"),
+        ("GET", "/sandboxes/a%2Fb/x", &key[..], 404, "GENERAL::NOT_FOUND"),
+        ("DELETE", "/sandboxes", &key[..], 405, "GENERAL::METHOD_NOT_ALLOWED"),
+        ("HEAD", "/sandboxes", &key[..], 405, ""),
+        ("OPTIONS", "/sandboxes", &key[..], 405, "GENERAL::METHOD_NOT_ALLOWED"),
+        ("GET", "/sandboxes/x", &key[..], 500, "GENERAL::UNKNOWN_ERROR"),
+    ] {
+        let seen = send(stack(Some("k"), None), method, path, headers).await;
+        assert_eq!(seen.status.as_u16(), status, "{method} {path}");
+        if !code.is_empty() {
+            assert_eq!(seen.code(), code, "{method} {path}");
+        }
+        assert_eq!(seen.header("x-request-id").len(), 32, "{method} {path}");
+        // A panic is caught outside the cross-origin layer.
+        let vary = if status == 500 { "" } else { "Origin" };
+        assert_eq!(seen.header("vary"), vary, "{method} {path}");
+        assert!(!seen.text.contains("on purpose"));
+    }
+}
+
+#[tokio::test]
+async fn open_paths_and_ports_of_sandboxes_need_no_key() {
+    for (method, path) in
+        [("GET", "/health"), ("GET", "/sandboxes/x/proxy/80/"), ("HEAD", "/sandboxes/x/proxy/80/")]
+    {
+        let seen = send(stack(Some("k"), None), method, path, &[]).await;
+        assert_eq!(seen.status, 200, "{method} {path}");
+    }
+    assert_eq!(send(stack(None, None), "GET", "/sandboxes", &[]).await.text, "list");
+}
+
+#[tokio::test]
+async fn a_callers_request_id_comes_back_trimmed() {
+    let ids = [("  mine \t", "mine"), ("a b", "a b")];
+    for (sent, echoed) in ids {
+        let seen = send(stack(None, None), "GET", "/health", &[("x-request-id", sent)]).await;
+        assert_eq!(seen.header("x-request-id"), echoed);
+    }
+    for replaced in ["", "  "] {
+        let seen = send(stack(None, None), "GET", "/health", &[("x-request-id", replaced)]).await;
+        assert_eq!(seen.header("x-request-id").len(), 32, "{replaced:?}");
+    }
+}
+
+#[tokio::test]
+async fn preflight_passes_without_a_key_and_origins_are_reflected() {
+    let asked = [
+        ("origin", "https://ui.test"),
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "x-a, x-b"),
+    ];
+    let seen = send(stack(Some("k"), None), "OPTIONS", "/v1/sandboxes", &asked).await;
+    assert_eq!((seen.status.as_u16(), seen.text.as_str()), (200, "OK"));
+    assert_eq!(seen.header("access-control-allow-origin"), "https://ui.test");
+    assert_eq!(seen.header("access-control-allow-headers"), "x-a, x-b");
+    assert_eq!(seen.header("access-control-max-age"), "600");
+    let refused = send(stack(Some("k"), None), "GET", "/sandboxes", &asked[..1]).await;
+    assert_eq!(refused.status, 401);
+    assert_eq!(refused.header("access-control-allow-origin"), "https://ui.test");
+    assert_eq!(refused.header("access-control-expose-headers"), "OPEN-SANDBOX-ORIGIN");
+}
+
+#[tokio::test]
+async fn trailing_slashes_redirect_to_this_server() {
+    for (path, location) in [
+        ("/sandboxes/?a=b", "http://example.test/sandboxes?a=b"),
+        ("//evil.test/", "http://example.test//evil.test"),
+    ] {
+        let seen = send(stack(None, None), "POST", path, &[]).await;
+        assert_eq!(seen.status, 307, "{path}");
+        assert_eq!(seen.header("location"), location);
+    }
+}
+
+#[tokio::test]
+async fn over_the_cap_is_503_but_health_and_ports_still_answer() {
+    let seen = send(stack(None, Some(0)), "GET", "/sandboxes", &[]).await;
+    assert_eq!((seen.status.as_u16(), seen.code().as_str()), (503, "GENERAL::UNAVAILABLE"));
+    for path in ["/health", "/sandboxes/x/proxy/80/"] {
+        assert_eq!(send(stack(None, Some(0)), "GET", path, &[]).await.status, 200, "{path}");
+    }
+}
