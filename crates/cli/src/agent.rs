@@ -8,7 +8,7 @@ use std::{collections::HashMap, time::Duration};
 use anyhow::{Context, Result, bail};
 use reqwest::{
     Method, RequestBuilder, Response, StatusCode,
-    header::{HeaderMap, HeaderName, HeaderValue},
+    header::HeaderMap,
     multipart::{Form, Part},
 };
 use serde::Deserialize;
@@ -68,14 +68,7 @@ impl Agent {
     /// Looks the agent's address up.
     pub async fn connect(client: &Client, id: &str) -> Result<Self> {
         let endpoint = client.endpoint(id, AGENT_PORT, Route::ThroughServer).await?;
-        let mut headers = client.key_header()?;
-        for (name, value) in &endpoint.headers {
-            let name: HeaderName = name.parse().context("the server named an impossible endpoint header")?;
-            let mut value =
-                HeaderValue::from_str(value).context("the server named an impossible endpoint header")?;
-            value.set_sensitive(true);
-            headers.insert(name, value);
-        }
+        let headers = client.endpoint_headers(&endpoint)?;
         let base = format!("{}://{}", client.profile().scheme(), endpoint.address.trim_end_matches('/'));
         Ok(Self { http: client.http().clone(), base, headers })
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use reqwest::{
     Method, RequestBuilder, Response, StatusCode, Url,
-    header::{HeaderMap, HeaderValue},
+    header::{HeaderMap, HeaderName, HeaderValue},
 };
 use serde_json::{Value, json};
 use thiserror::Error;
@@ -199,6 +199,19 @@ impl Client {
                 .map_err(|_| anyhow::anyhow!("the API key contains characters that no header can carry"))?;
             value.set_sensitive(true);
             headers.insert(KEY_HEADER, value);
+        }
+        Ok(headers)
+    }
+
+    /// What every request to an endpoint carries: the key, since it may lead through the server, and the endpoint's own.
+    pub fn endpoint_headers(&self, endpoint: &Endpoint) -> Result<HeaderMap> {
+        let mut headers = self.key_header()?;
+        for (name, value) in &endpoint.headers {
+            let name: HeaderName = name.parse().context("the server named an impossible endpoint header")?;
+            let mut value =
+                HeaderValue::from_str(value).context("the server named an impossible endpoint header")?;
+            value.set_sensitive(true);
+            headers.insert(name, value);
         }
         Ok(headers)
     }

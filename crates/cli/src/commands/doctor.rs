@@ -1,12 +1,12 @@
 //! `sandglass doctor`: can this machine hold sandboxes, and what is missing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
 use sandglass_shim::doctor::{Check, probe};
 
-use crate::output::Output;
+use crate::output::{Output, note};
 
 /// Check whether this machine can run sandboxes
 #[derive(Args, Debug)]
@@ -20,7 +20,8 @@ impl Doctor {
     /// Exit code 1 when something that is required is missing.
     pub fn run(self, output: Output) -> Result<u8> {
         let dir = self.state_dir.unwrap_or_else(|| {
-            super::serve::load(None).map_or_else(|_| PathBuf::from("/var/lib/sandglass"), |l| l.config.embedded.state_dir)
+            super::serve::load(None)
+                .map_or_else(|_| PathBuf::from("/var/lib/sandglass"), |l| l.config.embedded.state_dir)
         });
         let checks = probe(&dir);
         if output.is_json() {
@@ -29,6 +30,18 @@ impl Doctor {
             output.text(&table(&checks))?;
         }
         Ok(u8::from(!fit(&checks)))
+    }
+}
+
+/// Tells on standard error what is missing, if something required is.
+pub fn explain(state_dir: &Path) {
+    let checks = probe(state_dir);
+    if !fit(&checks) {
+        note("this machine cannot hold sandboxes:");
+        let missing: Vec<Check> = checks.into_iter().filter(|check| !check.ok && check.required).collect();
+        for line in table(&missing).lines() {
+            note(line);
+        }
     }
 }
 

@@ -336,8 +336,11 @@ async fn prune(context: &Context) -> Result<u8> {
     let answer: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
     if context.output.is_json() {
         context.output.json(&answer)?;
-    } else if let Some(freed) = answer.get("freedBytes").and_then(Value::as_u64) {
-        context.output.line(&format!("freed {}", size(freed)))?;
+    } else {
+        let count = |key: &str| answer.get(key).and_then(Value::as_array).map_or(0, Vec::len);
+        let number = |key: &str| answer.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let (images, layers, freed) = (count("images"), number("layers"), size(number("bytes")));
+        context.output.line(&format!("removed {images} images and {layers} layers, freed {freed}"))?;
     }
     Ok(0)
 }

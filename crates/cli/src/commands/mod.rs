@@ -3,6 +3,7 @@
 mod completions;
 mod config;
 mod cp;
+mod demo;
 mod doctor;
 mod endpoint;
 mod events;
@@ -40,6 +41,7 @@ pub enum Command {
     Events(events::Events),
     Image(image::Image),
     Serve(serve::Serve),
+    Demo(demo::Demo),
     Doctor(doctor::Doctor),
     Config(config::Config),
     Completions(completions::Completions),
@@ -49,7 +51,7 @@ pub enum Command {
 #[derive(Debug)]
 pub enum Step {
     Done(u8),
-    NeedsServer(Command),
+    NeedsServer(Box<Command>),
 }
 
 impl Command {
@@ -66,9 +68,10 @@ impl Command {
         match self {
             Self::Completions(command) => command.run().map(Step::Done),
             Self::Serve(command) => command.run().map(Step::Done),
+            Self::Demo(command) => command.run(output).map(Step::Done),
             Self::Doctor(command) => command.run(output).map(Step::Done),
             Self::Config(command) => command.run(output).map(Step::Done),
-            other => Ok(Step::NeedsServer(other)),
+            other => Ok(Step::NeedsServer(Box::new(other))),
         }
     }
 
@@ -88,7 +91,7 @@ impl Command {
             Self::Endpoint(command) => command.run(context).await,
             Self::Events(command) => command.run(context).await,
             Self::Image(command) => command.run(context).await,
-            Self::Completions(_) | Self::Serve(_) | Self::Doctor(_) | Self::Config(_) => {
+            Self::Completions(_) | Self::Serve(_) | Self::Demo(_) | Self::Doctor(_) | Self::Config(_) => {
                 unreachable!("commands without a server were run before")
             }
         }

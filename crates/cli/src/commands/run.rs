@@ -198,9 +198,7 @@ impl Run {
             return Ok(code);
         }
         match end {
-            End::Over(code) => {
-                judge(&client.get(id).await?, code)
-            }
+            End::Over(code) => judge(&client.get(id).await?, code),
             End::Closed => Ok(CLOSED_PIPE),
             End::Interrupted(interrupt) => Ok(interrupt.exit_code()),
             End::Gone => bail!("the sandbox was removed before its entrypoint ended"),

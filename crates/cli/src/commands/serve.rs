@@ -39,12 +39,14 @@ impl Serve {
         admit(&loaded)?;
         // A command, not a request: whoever starts the server has read this.
         rustls::crypto::ring::default_provider().install_default().ok();
-        logs::init(&config.log, std::env::var("SANDGLASS_LOG").ok().as_deref()).context("cannot set up logging")?;
+        logs::init(&config.log, std::env::var("SANDGLASS_LOG").ok().as_deref())
+            .context("cannot set up logging")?;
         for warning in config::check::report(&loaded) {
             tracing::warn!("{warning}");
         }
         // Before the asynchronous runtime exists: the process is still small and single-threaded when it starts the zygote.
-        let prepared = Prepared::open(config)?;
+        let state_dir = config.embedded.state_dir.clone();
+        let prepared = Prepared::open(config).inspect_err(|_| super::doctor::explain(&state_dir))?;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(async {
             let mut terminate = signal(SignalKind::terminate())?;
