@@ -1,221 +1,219 @@
-//! The agent: reads how it was booted, serves the API, runs the entrypoint, ends with its exit code.
+//! Starts the agent: settings, process setup, HTTP, entrypoint; then whatever ends it decides the exit code.
 
 use std::fs::File;
-use std::io::Write;
-use std::net::TcpListener;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sandglass_agent::accounts::{Accounts, Identity};
 use sandglass_agent::command::Commands;
 use sandglass_agent::envs::Env;
-use sandglass_agent::http::router::Agent;
-use sandglass_agent::http::serve::{bind, serve};
+use sandglass_agent::http::{router::Agent, serve};
 use sandglass_agent::init::reap::Reaper;
 use sandglass_agent::init::spawn::Launch;
-use sandglass_agent::init::supervise::{Entrypoint, run_classic, run_init};
+use sandglass_agent::init::supervise::{self, Entrypoint};
 use sandglass_agent::init::{become_subreaper, is_pid_one, prepare_process};
 use sandglass_agent::metrics::Meter;
 use sandglass_agent::settings::{Settings, Start};
+use serde_json::json;
 
-/// What a shell answers for a program that cannot be started.
-const CANNOT_START: u8 = 127;
-
-/// Blocking file work at the same time; each thread costs memory that the box is charged for.
-const MAX_BLOCKING_THREADS: usize = 8;
+/// The entrypoint could not be started: what a shell answers for a missing program.
+const NOT_STARTED: i32 = 127;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
     let settings = match Settings::load(&args) {
         Ok(Start::Serve(settings)) => *settings,
         Ok(Start::Print(text)) => {
-            say(&text);
+            let _ = writeln!(io::stdout(), "{text}");
             return ExitCode::SUCCESS;
         }
         Err(error) => {
             complain(&error.to_string());
-            return ExitCode::FAILURE;
+            return ExitCode::from(2);
         }
     };
     prepare_process();
-    if settings.init && !is_pid_one() {
-        become_subreaper();
-    }
+    // One thread runs everything but file work: it is all a box needs, and it keeps the agent small.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(MAX_BLOCKING_THREADS)
-        .thread_stack_size(256 * 1024)
+        .max_blocking_threads(8)
+        .thread_stack_size(512 << 10)
+        .thread_keep_alive(Duration::from_secs(5))
+        .thread_name("execd-files")
         .build();
-    match runtime {
+    let code = match runtime {
         Ok(runtime) => {
             let code = runtime.block_on(run(settings));
-            // Blocking file work must not hold up the end of the box.
+            // File work may hang on a dead mount; nothing waits for it.
             runtime.shutdown_background();
             code
         }
         Err(error) => {
             complain(&format!("cannot start: {error}"));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Standard output may be closed; that is no reason to fail.
-fn say(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
-}
-
-fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr(), "execd: {text}");
-}
-
-/// The status pipe of the boot contract: one line, then closed.
-struct Status(Option<File>);
-
-impl Status {
-    fn started(&mut self) {
-        self.tell(&serde_json::json!({ "status": "started" }));
-    }
-
-    fn failed(&mut self, phase: &str, message: &str) {
-        if self.0.is_none() {
-            complain(message);
-        }
-        self.tell(&serde_json::json!({ "status": "failed", "phase": phase, "message": message }));
-    }
-
-    fn tell(&mut self, line: &serde_json::Value) {
-        if let Some(mut pipe) = self.0.take() {
-            // Nobody reads it any more: the boot was given up, and the box with it.
-            let _ = pipe.write_all(format!("{line}\n").as_bytes());
-        }
-    }
-}
-
-async fn run(mut settings: Settings) -> ExitCode {
-    let mut status = Status(settings.status.take());
-    let accounts = Accounts::load();
-    let identity = match accounts.resolve(&settings.user) {
-        Ok(identity) => identity,
-        Err(error) => {
-            status.failed("user", &error.to_string());
-            return ExitCode::from(CANNOT_START);
+            1
         }
     };
-    let home = complete_env(&mut settings.env, &identity, &accounts);
-    let cwd = working_directory(&settings);
-    if settings.booted {
-        make_env_file(&settings.env_file, &identity);
+    ExitCode::from(u8::try_from(code & 0xff).unwrap_or(1))
+}
+
+/// Standard error may be closed or broken; that must not matter.
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "execd: {text}");
+}
+
+async fn run(mut settings: Settings) -> i32 {
+    if settings.init && !is_pid_one() {
+        become_subreaper();
     }
-    let listener = match listen(settings.listener.take(), settings.port) {
-        Ok(listener) => listener,
+    let mut status = Status(settings.status.take());
+    let identity = match Accounts::load().resolve(&settings.user) {
+        Ok(identity) if settings.booted => identity,
+        Ok(_) => own_identity(),
+        Err(error) => return status.failed("entrypoint", &error.to_string(), NOT_STARTED),
+    };
+    let home = complete_home(&mut settings.env, &identity);
+    let cwd = match enter_cwd(settings.cwd.as_deref(), &identity) {
+        Ok(cwd) => cwd,
         Err(error) => {
-            status.failed("listen", &format!("cannot listen on port {}: {error}", settings.port));
-            return ExitCode::FAILURE;
+            let cwd = settings.cwd.unwrap_or_default();
+            let message = format!("working directory {cwd} cannot be used: {error}");
+            return status.failed("entrypoint", &message, NOT_STARTED);
+        }
+    };
+    create_env_file(&settings.env_file, &identity);
+    let listener = match settings.listener.take() {
+        Some(listener) => {
+            listener.set_nonblocking(true).and_then(|()| tokio::net::TcpListener::from_std(listener))
+        }
+        None => serve::bind(settings.port),
+    };
+    let (listener, port) = match listener.and_then(|l| l.local_addr().map(|a| (l, a.port()))) {
+        Ok(bound) => bound,
+        Err(error) => {
+            return status.failed("agent", &format!("listen on port {}: {error}", settings.port), 1);
         }
     };
     let reaper = match Reaper::start() {
         Ok(reaper) => reaper,
-        Err(error) => {
-            status.failed("init", &format!("cannot watch for ended processes: {error}"));
-            return ExitCode::FAILURE;
-        }
+        Err(error) => return status.failed("agent", &format!("signal handling: {error}"), 1),
     };
-    let commands = Arc::new(Commands::default());
     let agent = Arc::new(Agent {
-        token: std::mem::take(&mut settings.token),
-        port: settings.port,
-        env: settings.env.clone(),
-        env_file: settings.env_file.clone(),
+        token: settings.token,
+        port,
+        env: settings.env,
+        env_file: settings.env_file,
         home,
-        cwd: cwd.clone(),
-        identity: identity.clone(),
-        reaper: reaper.clone(),
-        commands: Arc::clone(&commands),
+        cwd,
+        identity,
+        reaper,
+        commands: Arc::new(Commands::default()),
         meter: Meter::new(settings.limits),
     });
-    tokio::spawn(serve(listener, agent));
-    let entrypoint = match start_entrypoint(&settings, &cwd, &identity, &reaper) {
-        Ok(entrypoint) => entrypoint,
-        Err(message) => {
-            status.failed("entrypoint", &message);
-            return ExitCode::from(CANNOT_START);
-        }
+    let server = tokio::spawn(serve::serve(listener, Arc::clone(&agent)));
+    let code = live(&agent, settings.init, &settings.entrypoint, &mut status).await;
+    server.abort();
+    code
+}
+
+/// From "accepting" to the end of the box.
+async fn live(agent: &Agent, init: bool, argv: &[String], status: &mut Status) -> i32 {
+    let ended = if init {
+        let entrypoint = match start_entrypoint(agent, argv) {
+            Ok(entrypoint) => entrypoint,
+            Err(message) => return status.failed("entrypoint", &message, NOT_STARTED),
+        };
+        status.started();
+        supervise::run_init(entrypoint, &agent.commands).await
+    } else {
+        status.started();
+        supervise::run_classic(&agent.commands).await
     };
-    status.started();
-    let ended =
-        if settings.init { run_init(entrypoint, &commands).await } else { run_classic(&commands).await };
-    match ended {
-        Ok(code) => ExitCode::from(u8::try_from(code & 0xff).unwrap_or(u8::MAX)),
-        Err(error) => {
-            complain(&format!("cannot handle signals: {error}"));
-            ExitCode::FAILURE
-        }
-    }
+    ended.unwrap_or_else(|error| {
+        complain(&format!("signal handling: {error}"));
+        1
+    })
 }
 
-fn listen(given: Option<TcpListener>, port: u16) -> std::io::Result<tokio::net::TcpListener> {
-    match given {
-        Some(listener) => {
-            listener.set_nonblocking(true)?;
-            tokio::net::TcpListener::from_std(listener)
-        }
-        None => bind(port),
-    }
-}
-
-/// HOME as the user database says, unless the image or the request said otherwise. Returns it.
-fn complete_env(env: &mut Env, identity: &Identity, accounts: &Accounts) -> String {
-    let of_user =
-        identity.home.clone().or_else(|| accounts.user_by_uid(identity.uid).map(|u| u.home.clone()));
-    let default = if identity.uid == 0 { "/root" } else { "/" };
-    let home = of_user.unwrap_or_else(|| default.to_owned());
-    env.entry("HOME".into()).or_insert(home).clone()
-}
-
-/// Where processes start; made if it is missing, as Docker does.
-fn working_directory(settings: &Settings) -> PathBuf {
-    match &settings.cwd {
-        Some(cwd) => {
-            let path = PathBuf::from(cwd);
-            // On a read-only root it cannot be made; starting a process there then says so.
-            let _ = std::fs::create_dir_all(&path);
-            path
-        }
-        None => std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
-    }
-}
-
-/// The file that `set_env` of the clients appends to; every user of the box may.
-fn make_env_file(path: &Path, identity: &Identity) {
-    let Some(dir) = path.parent() else { return };
-    let _ = std::fs::create_dir_all(dir);
-    let made = std::fs::OpenOptions::new().append(true).create(true).open(path);
-    if made.is_ok() {
-        let _ = std::os::unix::fs::chown(path, Some(identity.uid), Some(identity.gid));
-    }
-}
-
-fn start_entrypoint(
-    settings: &Settings,
-    cwd: &Path,
-    identity: &Identity,
-    reaper: &Reaper,
-) -> Result<Option<Entrypoint>, String> {
-    if !settings.init || settings.entrypoint.is_empty() {
+fn start_entrypoint(agent: &Agent, argv: &[String]) -> Result<Option<Entrypoint>, String> {
+    if argv.is_empty() {
         return Ok(None);
     }
-    let switch = (identity.uid != 0 || identity.gid != 0 || !identity.groups.is_empty()).then_some(identity);
     let launch = Launch {
-        argv: &settings.entrypoint,
-        env: &settings.env,
-        cwd: Some(cwd),
-        identity: switch,
+        argv,
+        env: &agent.env,
+        cwd: Some(&agent.cwd),
+        identity: Some(&agent.identity),
         stdin: None,
         stdout: None,
         stderr: None,
     };
-    let (pid, exit) = reaper.spawn(launch).map_err(|error| error.to_string())?;
-    Ok(Some(Entrypoint { pid, exit }))
+    match agent.reaper.spawn(launch) {
+        Ok((pid, exit)) => Ok(Some(Entrypoint { pid, exit })),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn own_identity() -> Identity {
+    Identity {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        ..Identity::default()
+    }
+}
+
+/// HOME as Docker sets it: what the image says, else the account's, else the root.
+fn complete_home(env: &mut Env, identity: &Identity) -> String {
+    let home = env.entry("HOME".into()).or_default();
+    if home.is_empty() {
+        *home = identity.home.clone().unwrap_or_else(|| "/".into());
+    }
+    home.clone()
+}
+
+/// The working directory, created when the image lacks it, becomes the agent's own.
+fn enter_cwd(cwd: Option<&str>, identity: &Identity) -> io::Result<PathBuf> {
+    let Some(cwd) = cwd else { return std::env::current_dir().or_else(|_| Ok(PathBuf::from("/"))) };
+    let cwd = sandglass_agent::envs::clean(Path::new("/"), cwd);
+    if !cwd.exists() {
+        std::fs::create_dir_all(&cwd)?;
+        std::os::unix::fs::chown(&cwd, Some(identity.uid), Some(identity.gid))?;
+    }
+    std::env::set_current_dir(&cwd)?;
+    Ok(cwd)
+}
+
+/// Commands append to this file; where it cannot be made, they get to know when they try.
+fn create_env_file(path: &Path, identity: &Identity) {
+    if path.exists() {
+        return;
+    }
+    let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    if made.and_then(|()| File::create_new(path)).is_ok() {
+        let _ = std::os::unix::fs::chown(path, Some(identity.uid), Some(identity.gid));
+    }
+}
+
+/// The one line the parent waits for.
+struct Status(Option<File>);
+
+impl Status {
+    fn started(&mut self) {
+        self.send(&json!({ "status": "started" }));
+    }
+
+    fn failed(&mut self, phase: &str, message: &str, code: i32) -> i32 {
+        complain(message);
+        self.send(&json!({ "status": "failed", "phase": phase, "message": message }));
+        code
+    }
+
+    fn send(&mut self, line: &serde_json::Value) {
+        // Taken, so that the parent sees the end of the pipe right after the line.
+        if let Some(mut pipe) = self.0.take() {
+            let _ = pipe.write_all(format!("{line}\n").as_bytes());
+        }
+    }
 }

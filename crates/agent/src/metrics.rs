@@ -1,62 +1,75 @@
-//! `/metrics`: processor and memory of the box, by its cgroup limits where they are known.
+//! `/metrics`: the box's processors and memory, by its cgroup where visible, else as told, else the machine's.
+//!
+//! Processor use is measured between calls, or over a short window when no recent sample exists.
 
 use std::fs;
-use std::io;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::Serialize;
 
+use crate::events::unix_millis;
 use crate::http::body::Body;
 use crate::http::reply::{self, Reply};
 use crate::settings::Limits;
 
-/// Over which time processor use is measured.
-const WINDOW: Duration = Duration::from_millis(50);
-const WATCH_PERIOD: Duration = Duration::from_secs(2);
+const WINDOW: Duration = Duration::from_millis(60);
+const STALE: Duration = Duration::from_secs(10);
+const WATCH_EVERY: Duration = Duration::from_secs(2);
 const MIB: f64 = 1024.0 * 1024.0;
+/// cgroup v1 spells "no limit" as a huge number.
+const UNLIMITED: u64 = 1 << 60;
 
-#[derive(Debug, Clone, Copy, Serialize)]
-struct Reading {
+#[derive(Clone)]
+pub struct Meter(Arc<Inner>);
+
+struct Inner {
+    limits: Limits,
+    last: Mutex<Option<Sample>>,
+}
+
+/// Processor time used up to an instant.
+#[derive(Clone, Copy)]
+struct Sample {
+    at: Instant,
+    micros: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Metrics {
     cpu_count: f64,
     cpu_used_pct: f64,
     mem_total_mib: f64,
     mem_used_mib: f64,
-    timestamp: i64,
-}
-
-/// Reads the box's use.
-#[derive(Debug, Clone, Copy)]
-pub struct Meter {
-    limits: Limits,
+    timestamp: u64,
 }
 
 impl Meter {
-    #[must_use]
     pub fn new(limits: Limits) -> Self {
-        Self { limits }
+        Meter(Arc::new(Inner { limits, last: Mutex::new(None) }))
     }
 
-    /// One reading; takes as long as the window.
     pub async fn read(&self) -> Reply {
         reply::json(&self.measure().await)
     }
 
-    /// A reading every two seconds until the client leaves.
+    /// One JSON object and one newline every two seconds, until the client goes away.
     pub fn watch(&self) -> Reply {
         let (tx, body) = Body::channel(1, None);
-        let meter = *self;
+        let meter = self.clone();
         tokio::spawn(async move {
             loop {
-                let mut line = serde_json::to_vec(&meter.measure().await).map_err(io::Error::other);
-                if let Ok(line) = &mut line {
-                    line.push(b'\n');
-                }
-                if tx.send(line.map(Bytes::from)).await.is_err() {
+                let mut line = match serde_json::to_vec(&meter.measure().await) {
+                    Ok(line) => line,
+                    Err(error) => serde_json::json!({ "error": error.to_string() }).to_string().into_bytes(),
+                };
+                line.push(b'\n');
+                if tx.send(Ok(Bytes::from(line))).await.is_err() {
                     return;
                 }
                 tokio::select! {
-                    () = tokio::time::sleep(WATCH_PERIOD) => {}
+                    () = tokio::time::sleep(WATCH_EVERY) => {}
                     () = tx.closed() => return,
                 }
             }
@@ -64,100 +77,140 @@ impl Meter {
         reply::event_stream(body)
     }
 
-    async fn measure(&self) -> Reading {
-        let cpus = self.cpu_count();
-        let (before, started) = (cpu_seconds(), tokio::time::Instant::now());
-        tokio::time::sleep(WINDOW).await;
-        let elapsed = started.elapsed().as_secs_f64();
-        let used = (cpu_seconds() - before).max(0.0) / elapsed / cpus * 100.0;
-        let (total, used_bytes) = self.memory();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Reading {
+    async fn measure(&self) -> Metrics {
+        let limits = self.0.limits;
+        let cpus = cpu_count(limits);
+        let recent = self.last().filter(|s| (WINDOW..STALE).contains(&s.at.elapsed()));
+        let before = match recent {
+            Some(sample) => sample,
+            None => {
+                let sample = sample();
+                tokio::time::sleep(WINDOW).await;
+                sample
+            }
+        };
+        let now = sample();
+        *self.0.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        let wall = now.at.duration_since(before.at).as_secs_f64() * 1e6;
+        let used = now.micros.saturating_sub(before.micros) as f64;
+        let percent = if wall > 0.0 { (used / (wall * cpus) * 100.0).clamp(0.0, 100.0) } else { 0.0 };
+        let (total, used) = memory(limits);
+        Metrics {
             cpu_count: cpus,
-            cpu_used_pct: used.clamp(0.0, 100.0),
-            mem_total_mib: total / MIB,
-            mem_used_mib: used_bytes.clamp(0.0, total) / MIB,
-            timestamp: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
+            cpu_used_pct: percent,
+            mem_total_mib: total as f64 / MIB,
+            mem_used_mib: used as f64 / MIB,
+            timestamp: unix_millis(),
         }
     }
 
-    fn cpu_count(&self) -> f64 {
-        let online = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
-        match self.limits.cpu_millis {
-            Some(millis) if millis > 0 => (millis as f64 / 1000.0).min(online),
-            _ => online,
-        }
+    fn last(&self) -> Option<Sample> {
+        *self.0.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Total and used bytes: of the cgroup where it is visible, of the limit and our processes where only that is known, of the machine otherwise.
-    fn memory(&self) -> (f64, f64) {
-        let machine = meminfo();
-        let seen = cgroup_memory();
-        let limit = self.limits.memory_bytes.or(seen.and_then(|(limit, _)| limit)).map(|n| n as f64);
-        match (limit, seen) {
-            (Some(limit), Some((_, used))) => (limit.min(machine.0), used as f64),
-            (Some(limit), None) => (limit.min(machine.0), resident_bytes()),
-            (None, _) => machine,
-        }
-    }
+fn text(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok()
 }
 
 fn number(path: &str) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    text(path)?.trim().parse().ok()
 }
 
-/// Limit and use of the cgroup that is mounted inside the box, if any.
-fn cgroup_memory() -> Option<(Option<u64>, u64)> {
-    if let Some(used) = number("/sys/fs/cgroup/memory.current") {
-        return Some((number("/sys/fs/cgroup/memory.max"), used));
-    }
-    let used = number("/sys/fs/cgroup/memory/memory.usage_in_bytes")?;
-    // An absurdly large number is v1's way of saying that there is no limit.
-    let limit = number("/sys/fs/cgroup/memory/memory.limit_in_bytes").filter(|n| *n < 1 << 60);
-    Some((limit, used))
+fn keyed(path: &str, key: &str) -> Option<u64> {
+    let text = text(path)?;
+    let line = text.lines().find(|line| line.split([' ', ':']).next() == Some(key))?;
+    line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Total and used bytes of the machine.
-fn meminfo() -> (f64, f64) {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let field = |name: &str| -> f64 {
-        let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap_or_default();
-        line.trim_start_matches(':').split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0.0)
-            * 1024.0
+fn cpu_count(limits: Limits) -> f64 {
+    let online = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
+    let quota = limits.cpu_millis.map(|millis| millis as f64 / 1000.0).or_else(cgroup_quota);
+    quota.filter(|q| *q > 0.0).map_or(online, |q| q.min(online))
+}
+
+fn cgroup_quota() -> Option<f64> {
+    let (quota, period) = match text("/sys/fs/cgroup/cpu.max") {
+        Some(line) => {
+            let mut parts = line.split_whitespace();
+            (parts.next()?.parse::<f64>().ok()?, parts.next()?.parse::<f64>().ok()?)
+        }
+        None => (
+            text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")?.trim().parse::<f64>().ok()?,
+            number("/sys/fs/cgroup/cpu/cpu.cfs_period_us")? as f64,
+        ),
     };
-    let total = field("MemTotal");
-    (total, total - field("MemFree") - field("Buffers") - field("Cached"))
+    (quota > 0.0 && period > 0.0).then_some(quota / period)
 }
 
-fn processes() -> impl Iterator<Item = String> {
-    fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|e| e.file_name().into_string().ok())
+fn sample() -> Sample {
+    let micros = keyed("/sys/fs/cgroup/cpu.stat", "usage_usec")
+        .or_else(|| number("/sys/fs/cgroup/cpuacct/cpuacct.usage").map(|nanos| nanos / 1000))
+        .or_else(|| crate::init::is_pid_one().then(box_cpu_micros))
+        .or_else(machine_cpu_micros)
+        .unwrap_or(0);
+    Sample { at: Instant::now(), micros }
+}
+
+/// Without a visible cgroup, the processes of the pid namespace are the box; init has inherited the ended ones.
+fn box_cpu_micros() -> u64 {
+    processes(|pid| {
+        let stat = text(&format!("/proc/{pid}/stat"))?;
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let ticks = |at: usize| fields.get(at).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
+        // utime and stime, then those of waited-for children.
+        Some((ticks(11) + ticks(12) + ticks(13) + ticks(14)) * 10_000)
+    })
+}
+
+fn processes(value: impl Fn(&str) -> Option<u64>) -> u64 {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
         .filter(|name| name.bytes().all(|b| b.is_ascii_digit()))
+        .filter_map(|pid| value(&pid))
+        .sum()
 }
 
-/// Memory of every process that the box's `/proc` shows.
-fn resident_bytes() -> f64 {
-    processes()
-        .filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/statm")).ok())
-        .filter_map(|statm| statm.split_whitespace().nth(1).and_then(|n| n.parse::<f64>().ok()))
-        .sum::<f64>()
-        * rustix::param::page_size() as f64
+fn machine_cpu_micros() -> Option<u64> {
+    let stat = text("/proc/stat")?;
+    let fields: Vec<u64> =
+        stat.lines().next()?.split_whitespace().skip(1).filter_map(|f| f.parse().ok()).collect();
+    let idle = fields.get(3)? + fields.get(4).unwrap_or(&0);
+    let total: u64 = fields.iter().take(8).sum();
+    Some(total.saturating_sub(idle) * 10_000)
 }
 
-/// Processor time of every process that the box's `/proc` shows, in seconds.
-fn cpu_seconds() -> f64 {
-    let ticks: f64 = processes()
-        .filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/stat")).ok())
-        .filter_map(|stat| {
-            let after_name = stat.rsplit_once(')')?.1;
-            let mut words = after_name.split_whitespace().skip(11);
-            let user: f64 = words.next()?.parse().ok()?;
-            let system: f64 = words.next()?.parse().ok()?;
-            Some(user + system)
-        })
-        .sum();
-    ticks / rustix::param::clock_ticks_per_second() as f64
+/// Total and used bytes.
+fn memory(limits: Limits) -> (u64, u64) {
+    let info = |key: &str| keyed("/proc/meminfo", key).unwrap_or(0) * 1024;
+    let machine = info("MemTotal");
+    let limit = limits
+        .memory_bytes
+        .or_else(|| number("/sys/fs/cgroup/memory.max"))
+        .or_else(|| number("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+        .filter(|limit| *limit > 0 && *limit < UNLIMITED);
+    let used = number("/sys/fs/cgroup/memory.current")
+        .map(|used| used.saturating_sub(keyed("/sys/fs/cgroup/memory.stat", "inactive_file").unwrap_or(0)))
+        .or_else(|| {
+            let used = number("/sys/fs/cgroup/memory/memory.usage_in_bytes")?;
+            let cache = keyed("/sys/fs/cgroup/memory/memory.stat", "total_inactive_file").unwrap_or(0);
+            Some(used.saturating_sub(cache))
+        });
+    match (limit, used) {
+        (Some(limit), Some(used)) => (limit.min(machine.max(1)), used.min(limit)),
+        (Some(limit), None) => (limit.min(machine.max(1)), box_memory().min(limit)),
+        (None, _) => {
+            let free = info("MemFree") + info("Buffers") + info("Cached");
+            (machine, machine.saturating_sub(free))
+        }
+    }
+}
+
+fn box_memory() -> u64 {
+    let page = rustix::param::page_size() as u64;
+    processes(|pid| {
+        let statm = text(&format!("/proc/{pid}/statm"))?;
+        Some(statm.split_whitespace().nth(1)?.parse::<u64>().ok()? * page)
+    })
 }
