@@ -39,10 +39,6 @@ def walk(box):
     box.commands.interrupt(long.id)
     assert not box.commands.get_command_status(long.id).running
 
-    session = box.commands.create_session(working_directory="/tmp")
-    box.commands.run_in_session(session, "export KEPT=1")
-    assert texts(box.commands.run_in_session(session, "echo $KEPT").logs.stdout) == ["1"]
-    box.commands.delete_session(session)
 
     files = box.files
     files.create_directories([WriteEntry(path="/tmp/old", mode=755)])

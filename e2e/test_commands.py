@@ -184,21 +184,10 @@ def test_a_stream_may_outlive_the_request_timeout(create, config):
     assert texts(silent.logs.stdout) == ["late"]
 
 
-def test_sessions_keep_variables_and_the_working_directory(box):
-    session = box.commands.create_session(working_directory="/tmp")
-    try:
-        assert texts(box.commands.run_in_session(session, "pwd").logs.stdout) == ["/tmp"]
-        box.commands.run_in_session(session, "export E2E_KEPT_HERE=yes; cd /usr")
-        done = box.commands.run_in_session(session, 'echo "$E2E_KEPT_HERE $PWD"')
-        assert texts(done.logs.stdout) == ["yes /usr"]
-        failed = box.commands.run_in_session(session, "sh -c 'echo bye; exit 7'")
-        assert failed.exit_code == 7 and failed.error.name == "CommandExecError" and failed.complete is None
-        assert texts(box.commands.run_in_session(session, "pwd", working_directory="/var").logs.stdout) == ["/var"]
-    finally:
-        box.commands.delete_session(session)
-    with pytest.raises(SandboxApiException) as missing:
-        box.commands.delete_session(session)
-    assert missing.value.status_code == 404
+def test_sessions_are_refused_clearly(box):
+    with pytest.raises(SandboxApiException) as refused:
+        box.commands.create_session(working_directory="/tmp")
+    assert refused.value.status_code == 501 and "NOT_SUPPORTED" in str(refused.value)
 
 
 def test_many_commands_at_once(box):

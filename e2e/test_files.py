@@ -150,12 +150,8 @@ def test_overwriting_keeps_the_content_whole(box, folder):
     assert box.files.read_file(f"{folder}/a") == "short"
 
 
-def test_files_as_another_identity(box, folder):
-    box.files.set_permissions([SetPermissionEntry(path=folder, mode=777)])
+def test_files_as_another_identity_are_refused_clearly(box, folder):
     other = box.files_with_identity(1234, 2345)
-    other.write_file(f"{folder}/mine", "x", mode=600)
-    assert box.commands.run(f"stat -c '%u %g' '{folder}/mine'").text == "1234 2345"
-    box.files.write_file(f"{folder}/secret", "x", mode=600)
     with pytest.raises(SandboxApiException) as refused:
-        other.read_file(f"{folder}/secret")
-    assert "permission" in str(refused.value).lower()
+        other.write_file(f"{folder}/mine", "x" * 1_000_000, mode=600)
+    assert refused.value.status_code == 501 and "NOT_SUPPORTED" in str(refused.value)

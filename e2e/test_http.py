@@ -217,7 +217,6 @@ BAD = [
     ({"resourceLimits": {"memory": "1.5Gi"}}, 400),
     ({"extensions": {"access.renew.extend.seconds": "5"}}, 400),
     ({"platform": {"os": "plan9", "arch": "amd64"}}, 400),
-    ({"secureAccess": True}, 400),
     ({"volumes": [{"name": "a", "mountPath": "/x", "host": {"path": "/etc"}}]}, 400),
 ]
 

@@ -214,14 +214,16 @@ impl Commands {
     pub fn signal_all(&self, number: i32) -> bool {
         let table = self.lock();
         let running = table.foreground.iter().chain(&table.background).filter_map(|c| c.running_pid());
-        running.fold(false, |any, group| signal_group(group, number) || any)
+        // Not `any`: that would stop at the first group that is there.
+        running.filter(|group| signal_group(*group, number)).count() > 0
     }
 
     /// Passes a signal on to running foreground commands; false when there is none.
     pub fn forward_to_foreground(&self, number: i32) -> bool {
         let table = self.lock();
         let running = table.foreground.iter().filter_map(|c| c.running_pid());
-        running.fold(false, |any, group| signal_group(group, number) || any)
+        // Not `any`: that would stop at the first group that is there.
+        running.filter(|group| signal_group(*group, number)).count() > 0
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {

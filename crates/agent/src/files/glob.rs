@@ -1,7 +1,10 @@
 //! The search pattern dialect, matched against one file name.
 //!
 //! A pattern is run over the set of all positions it can have reached, so that no pattern, however hostile,
-//! takes more than polynomial time.
+//! takes more than polynomial time. What a negation reaches from one position is remembered, or nested ones would
+//! multiply.
+
+use std::collections::HashMap;
 
 /// One step of a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +42,7 @@ impl Glob {
         let text: Vec<char> = name.chars().collect();
         let mut start = vec![false; text.len() + 1];
         start[0] = true;
-        run(&self.0, &text, start)[text.len()]
+        run(&self.0, &text, start, &mut Seen::default())[text.len()]
     }
 }
 
@@ -133,16 +136,19 @@ impl Parser<'_> {
     }
 }
 
+/// What a negation, known by where it is in memory, reaches from one position. Good for one pattern and one name.
+type Seen = HashMap<(*const Step, usize), Vec<bool>>;
+
 /// Every position reachable from `from` by matching all the steps.
-fn run(steps: &[Step], text: &[char], from: Vec<bool>) -> Vec<bool> {
+fn run(steps: &[Step], text: &[char], from: Vec<bool>, seen: &mut Seen) -> Vec<bool> {
     let mut at = from;
     for step in steps {
-        at = advance(step, text, &at);
+        at = advance(step, text, &at, seen);
     }
     at
 }
 
-fn advance(step: &Step, text: &[char], at: &[bool]) -> Vec<bool> {
+fn advance(step: &Step, text: &[char], at: &[bool], seen: &mut Seen) -> Vec<bool> {
     let mut next = vec![false; at.len()];
     match step {
         Step::Many => {
@@ -152,20 +158,18 @@ fn advance(step: &Step, text: &[char], at: &[bool]) -> Vec<bool> {
                 *slot = reached;
             }
         }
-        Step::Any(alternatives) => {
-            for alternative in alternatives {
-                for (slot, hit) in next.iter_mut().zip(run(alternative, text, at.to_vec())) {
-                    *slot |= hit;
-                }
-            }
-        }
+        Step::Any(alternatives) => next = any(alternatives, text, at, seen),
         Step::Not(alternatives) => {
             for start in (0..at.len()).filter(|i| at[*i]) {
-                let mut only = vec![false; at.len()];
-                only[start] = true;
-                let hit = advance(&Step::Any(alternatives.clone()), text, &only);
+                let key = (std::ptr::from_ref(step), start);
+                if !seen.contains_key(&key) {
+                    let mut only = vec![false; at.len()];
+                    only[start] = true;
+                    let hit = any(alternatives, text, &only, seen);
+                    seen.insert(key, hit);
+                }
                 for end in start..at.len() {
-                    next[end] |= !hit[end];
+                    next[end] |= !seen[&key][end];
                 }
             }
         }
@@ -173,6 +177,16 @@ fn advance(step: &Step, text: &[char], at: &[bool]) -> Vec<bool> {
             for (i, c) in text.iter().enumerate() {
                 next[i + 1] = at[i] && one(single, *c);
             }
+        }
+    }
+    next
+}
+
+fn any(alternatives: &[Vec<Step>], text: &[char], at: &[bool], seen: &mut Seen) -> Vec<bool> {
+    let mut next = vec![false; at.len()];
+    for alternative in alternatives {
+        for (slot, hit) in next.iter_mut().zip(run(alternative, text, at.to_vec(), seen)) {
+            *slot |= hit;
         }
     }
     next
@@ -228,6 +242,8 @@ mod tests {
         let glob = Glob::parse(&"*a".repeat(100)).unwrap();
         assert!(!glob.matches(&format!("{}b", "a".repeat(250))));
         assert!(Glob::parse(&"{".repeat(100)).is_err());
+        let nested = Glob::parse(&format!("{}x{}", "!(*".repeat(15), ")".repeat(15))).unwrap();
+        assert!(nested.matches(&"a".repeat(250)));
     }
 
     proptest::proptest! {

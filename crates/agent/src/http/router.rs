@@ -3,8 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{Method, Request, StatusCode, header};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use subtle::ConstantTimeEq;
 
@@ -39,6 +41,7 @@ pub struct Agent {
 pub async fn route(agent: &Arc<Agent>, mut request: Request<Incoming>, peer: SocketAddr) -> Reply {
     let open = request.uri().path().trim_end_matches('/') == "/ping";
     if !open && !authorised(agent, &request) {
+        drain(request.into_body()).await;
         return unauthorised();
     }
     // The own port through the bridge is this very API; the path gets shorter each round.
@@ -69,10 +72,28 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
         (&Method::GET, ["metrics"]) => Ok(agent.meter.read().await),
         (&Method::GET, ["metrics", "watch"]) => Ok(agent.meter.watch()),
         (_, ["files" | "directories", ..]) => files::dispatch(agent, &segments, &query, request).await,
-        _ => Err(later(&segments).unwrap_or_else(|| {
-            Failure::new(StatusCode::NOT_FOUND, Code::NotFound, format!("no such route: {method} {path}"))
-        })),
+        _ => {
+            drain(request.into_body()).await;
+            Err(later(&segments).unwrap_or_else(|| {
+                Failure::new(StatusCode::NOT_FOUND, Code::NotFound, format!("no such route: {method} {path}"))
+            }))
+        }
     }
+}
+
+/// Reads a body that nobody wants: a client that is still sending when the connection closes never sees the answer.
+/// Bounded, so that sending on for ever does not help anybody.
+pub async fn drain(mut body: Incoming) {
+    let mut left: usize = 16 << 20;
+    let read = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, bytes::Bytes::len));
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(5), read).await;
 }
 
 /// Routes of the contract that this version does not serve yet.

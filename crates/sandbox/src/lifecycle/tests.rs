@@ -183,8 +183,8 @@ making: none=Pending/STARTING starting=Pending/STARTING running=Running/CONTAINE
 failed: none=Failed/CREATE_FAILED starting=Failed/CREATE_FAILED running=Running/CONTAINER_RUNNING paused=Paused/CONTAINER_PAUSED exit0=Terminated/CONTAINER_EXITED exit1=Failed/CONTAINER_EXITED_ERROR oom=Failed/OUT_OF_MEMORY
 pause: none=Failed/BOX_LOST starting=Pending/STARTING running=Pausing/PAUSING paused=Paused/CONTAINER_PAUSED exit0=Terminated/CONTAINER_EXITED exit1=Failed/CONTAINER_EXITED_ERROR oom=Failed/OUT_OF_MEMORY
 resume: none=Failed/BOX_LOST starting=Pending/STARTING running=Running/CONTAINER_RUNNING paused=Resuming/RESUMING exit0=Terminated/CONTAINER_EXITED exit1=Failed/CONTAINER_EXITED_ERROR oom=Failed/OUT_OF_MEMORY
-remove: none=Stopping/USER_DELETE starting=Stopping/USER_DELETE running=Stopping/USER_DELETE paused=Stopping/USER_DELETE exit0=Stopping/USER_DELETE exit1=Stopping/USER_DELETE oom=Stopping/USER_DELETE
-retry: none=Stopping/USER_DELETE starting=Stopping/USER_DELETE running=Stopping/USER_DELETE paused=Stopping/USER_DELETE exit0=Stopping/USER_DELETE exit1=Stopping/USER_DELETE oom=Stopping/USER_DELETE
+remove: none=- starting=Stopping/USER_DELETE running=Stopping/USER_DELETE paused=Stopping/USER_DELETE exit0=Stopping/USER_DELETE exit1=Stopping/USER_DELETE oom=Stopping/USER_DELETE
+retry: none=- starting=Stopping/USER_DELETE running=Stopping/USER_DELETE paused=Stopping/USER_DELETE exit0=Stopping/USER_DELETE exit1=Stopping/USER_DELETE oom=Stopping/USER_DELETE
 "
     );
 }

@@ -164,8 +164,7 @@ impl Engine {
         let gone = || EngineError::NotFound(id.chars().take(64).collect());
         let parsed: SandboxId = id.parse().map_err(|_| gone())?;
         let entry = self.index.get(parsed).ok_or_else(gone)?;
-        // A sandbox whose failed create is being answered as an error never existed for anybody else.
-        if entry.status().is_none() || entry.spec().is_none() && !entry.removing() {
+        if entry.status().is_none() {
             return Err(gone());
         }
         Ok(entry)

@@ -61,14 +61,14 @@ pub(super) fn request(
 
 /// How the client reached the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Observed {
-    pub(super) scheme: &'static str,
-    pub(super) client: Option<IpAddr>,
+pub(crate) struct Observed {
+    pub(crate) scheme: &'static str,
+    pub(crate) client: Option<IpAddr>,
 }
 
 impl Observed {
     /// A proxy in front is believed only when it runs on this machine.
-    pub(super) fn of(headers: &HeaderMap, extensions: &Extensions) -> Self {
+    pub(crate) fn of(headers: &HeaderMap, extensions: &Extensions) -> Self {
         let peer = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip().to_canonical());
         if !peer.is_some_and(|peer| peer.is_loopback()) {
             return Self { scheme: "http", client: peer };

@@ -16,6 +16,7 @@ mod ways;
 mod websocket;
 
 pub use access::AccessRules;
+pub(crate) use edits::Observed;
 pub use endpoints::{
     EndpointAnswer, EndpointQuery, Vantage, answer as answer_endpoint, check as check_endpoint,
 };

@@ -29,9 +29,9 @@ impl std::fmt::Debug for Key {
 }
 
 impl Key {
-    /// `None`: authentication is off.
+    /// `None` or blank: authentication is off; whether that may be is decided before the server starts.
     pub fn new(key: Option<&str>) -> Self {
-        Self(key.map(|key| Arc::new(Sha256::digest(key.as_bytes()).into())))
+        Self(key.filter(|key| !key.trim().is_empty()).map(|key| Arc::new(Sha256::digest(key.as_bytes()).into())))
     }
 
     /// Whether a request with this header value may pass.
@@ -88,6 +88,7 @@ mod tests {
         }
         assert!(key.admit(Some(b"secret")).is_ok());
         assert!(Key::new(None).admit(None).is_ok());
+        assert!(Key::new(Some(" ")).admit(None).is_ok());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What every request passes, outermost first: request id, CORS, the connection cap, path normalisation, the key.
+//! What every request passes, outermost first: request id, CORS, the cap on concurrent requests, the key, path normalisation.
 
 pub mod auth;
 pub mod concurrency;

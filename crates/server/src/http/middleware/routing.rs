@@ -1,7 +1,7 @@
 //! What the router does not do by itself: trailing slashes, methods it should not offer, and errors in our shape.
 
 use axum::{
-    extract::Request,
+    extract::{OriginalUri, Request},
     middleware::Next,
     response::{IntoResponse, Redirect, Response},
 };
@@ -9,7 +9,10 @@ use http::{Method, StatusCode, header};
 use sandglass_api::routes::{self, Mount};
 
 use super::auth::is_proxied;
-use crate::http::error::ApiError;
+use crate::{
+    http::error::{ApiError, Code},
+    ingress::Observed,
+};
 
 /// Redirects away from a trailing slash and refuses HEAD and OPTIONS on our own routes.
 pub async fn normalize(request: Request, next: Next) -> Response {
@@ -17,8 +20,10 @@ pub async fn normalize(request: Request, next: Next) -> Response {
     if is_proxied(path) {
         return next.run(request).await;
     }
-    if path.len() > 1 && path.ends_with('/') {
-        return without_slash(&request);
+    if let Some(bare) = path.strip_suffix('/')
+        && known(bare)
+    {
+        return without_slash(&request, bare);
     }
     let response = if matches!(*request.method(), Method::HEAD | Method::OPTIONS) && known(path) {
         method_not_allowed(request).await.into_response()
@@ -28,7 +33,7 @@ pub async fn normalize(request: Request, next: Next) -> Response {
     // A body the extractors did not want is answered by axum in plain text.
     match response.status() {
         StatusCode::BAD_REQUEST | StatusCode::UNSUPPORTED_MEDIA_TYPE if is_plain_text(&response) => {
-            ApiError::new(crate::http::error::Code::BadRequest, "the request cannot be read").into_response()
+            ApiError::new(Code::BadRequest, "the request cannot be read").into_response()
         }
         _ => response,
     }
@@ -38,16 +43,15 @@ fn is_plain_text(response: &Response) -> bool {
     response.headers().get(header::CONTENT_TYPE).is_some_and(|v| v.as_bytes().starts_with(b"text/plain"))
 }
 
-fn without_slash(request: &Request) -> Response {
-    let uri = request.uri();
-    let path = uri.path().trim_end_matches('/');
-    let path = if path.is_empty() { "/" } else { path };
-    let query = uri.query().map(|q| format!("?{q}")).unwrap_or_default();
+fn without_slash(request: &Request, bare: &str) -> Response {
+    let query = request.uri().query().map(|q| format!("?{q}")).unwrap_or_default();
     let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok());
-    // Always on this server: a path such as `//elsewhere/` must not send the client away.
     let target = match host {
-        Some(host) => format!("http://{host}{path}{query}"),
-        None => format!("/{}{query}", path.trim_start_matches('/')),
+        Some(host) => {
+            let scheme = Observed::of(request.headers(), request.extensions()).scheme;
+            format!("{scheme}://{host}{bare}{query}")
+        }
+        None => format!("{bare}{query}"),
     };
     Redirect::temporary(&target).into_response()
 }
@@ -59,7 +63,9 @@ pub async fn not_found() -> ApiError {
 
 /// 405 in our shape, with the methods that the path does have.
 pub async fn method_not_allowed(request: Request) -> ApiError {
-    let path = request.uri().path();
+    // Within a nested router the request's own path lacks the mount.
+    let original = request.extensions().get::<OriginalUri>().map(|uri| &uri.0);
+    let path = original.unwrap_or(request.uri()).path();
     let methods: Vec<&str> = routes::ROUTES
         .iter()
         .filter(|route| is_on(path, route.mount, route.path))
