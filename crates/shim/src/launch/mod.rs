@@ -233,6 +233,8 @@ fn boot_config(spec: &BoxSpec) -> io::Result<OwnedFd> {
         "user": process.user,
         "listenFd": child::LISTEN_FD,
         "statusFd": child::STATUS_FD,
+        "cpuMillis": spec.limits.cpu_millis,
+        "memoryBytes": spec.limits.memory_bytes,
     });
     let mut file = File::from(rustix::fs::memfd_create("boot", MemfdFlags::CLOEXEC)?);
     file.write_all(&serde_json::to_vec(&config)?)?;
