@@ -241,9 +241,10 @@ class Stack:
     def _cgroup_folders():
         """Every cgroup below one named sandglass, in every mounted hierarchy (v1) or in the one there is (v2)."""
         found = []
-        for path in CGROUPS.glob("**/sandglass*"):
-            found.append(str(path))
-            found += [str(inner) for inner in path.glob("**/*") if inner.is_dir()]
+        # os.walk passes over folders that go away meanwhile.
+        for folder, _, _ in os.walk(CGROUPS):
+            if any(part.startswith("sandglass") for part in Path(folder).relative_to(CGROUPS).parts):
+                found.append(folder)
         return found
 
     def cgroups(self):
