@@ -24,6 +24,8 @@ const AGENT_PORT: u16 = 44772;
 /// How long a new sandbox may take until its agent answers.
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Output is passed on in pieces of about this size when it arrives faster than lines are handled.
+const GATHERED: usize = 64 << 10;
 
 /// A file as the agent describes it.
 #[derive(Debug, Clone, Deserialize)]
@@ -118,7 +120,7 @@ impl Agent {
             .header("cache-control", "no-cache")
             .json(command);
         let response = self.send(request).await?;
-        Ok(EventReader { response, parser: EventParser::default(), ended: false })
+        Ok(EventReader { response, parser: EventParser::default(), held: None, ended: false })
     }
 
     /// Runs a short command to its end; its standard output, or `None` when it failed.
@@ -264,6 +266,8 @@ impl Download {
 pub struct EventReader {
     response: Response,
     parser: EventParser,
+    /// Parsed while output was gathered, and not part of it.
+    held: Option<Event>,
     ended: bool,
 }
 
@@ -271,8 +275,11 @@ impl EventReader {
     /// The next event; `None` when the stream has ended. Safe to cancel.
     pub async fn next(&mut self) -> Result<Option<Event>> {
         loop {
-            if let Some(event) = self.parser.next_event()? {
+            if let Some(event) = self.held.take() {
                 return Ok(Some(event));
+            }
+            if let Some(event) = self.parser.next_event()? {
+                return Ok(Some(self.gathered(event)?));
             }
             if self.ended {
                 return Ok(None);
@@ -290,6 +297,26 @@ impl EventReader {
                 }
             }
         }
+    }
+
+    /// Joins lines of one stream that have arrived together: one write for many lines.
+    fn gathered(&mut self, event: Event) -> Result<Event> {
+        let stdout = matches!(event, Event::Stdout(_));
+        let mut bytes = match event {
+            Event::Stdout(bytes) | Event::Stderr(bytes) => bytes,
+            other => return Ok(other),
+        };
+        while bytes.len() < GATHERED {
+            match self.parser.next_event()? {
+                Some(Event::Stdout(more)) if stdout => bytes.extend_from_slice(&more),
+                Some(Event::Stderr(more)) if !stdout => bytes.extend_from_slice(&more),
+                other => {
+                    self.held = other;
+                    break;
+                }
+            }
+        }
+        Ok(if stdout { Event::Stdout(bytes) } else { Event::Stderr(bytes) })
     }
 }
 

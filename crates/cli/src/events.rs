@@ -4,7 +4,8 @@
 //!
 //! The protocol carries lines of text, not bytes: each line comes without its terminator (a blank line as `"\n"`), so
 //! `\r` and `\r\n` become `\n`, bytes that are not UTF-8 become U+FFFD, and whether the last line of an output was
-//! terminated cannot be known. We print a newline after every line.
+//! terminated cannot be known. We print a newline after every line. A line near the protocol's limit (4 MiB an event)
+//! comes in several events that cannot be told from several lines.
 
 use serde::Deserialize;
 use thiserror::Error;

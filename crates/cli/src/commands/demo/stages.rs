@@ -122,9 +122,11 @@ async fn greet(agent: &Agent, board: &Board) -> Result<()> {
     let mut lines = 0;
     loop {
         match events.next().await? {
-            Some(Event::Stdout(line) | Event::Stderr(line)) => {
-                lines += 1;
-                board.said(&line)?;
+            Some(Event::Stdout(bytes) | Event::Stderr(bytes)) => {
+                for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+                    lines += 1;
+                    board.said(line)?;
+                }
             }
             Some(Event::Started(_)) => {}
             Some(Event::Completed) => break,
