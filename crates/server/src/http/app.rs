@@ -1,6 +1,9 @@
 //! What handlers share.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Weak},
+};
 
 use axum::extract::FromRef;
 use sandglass_proxy::{Forwarder, Limits};
@@ -43,7 +46,7 @@ impl App {
             open_proxy: config.server.open_proxy,
         };
         let settings = IngressSettings { access, eip: config.server.eip.clone() };
-        let lookup = Arc::new(IndexLookup(engine.clone()));
+        let lookup = Arc::new(IndexLookup(Arc::downgrade(&engine)));
         let ingress = IngressState::new(lookup, Forwarder::new(Limits::default()), settings);
         let cut = ingress.clone();
         engine.on_removed(move |observed| {
@@ -61,11 +64,12 @@ impl App {
 }
 
 /// Answers the ingress from the index.
-struct IndexLookup(Arc<Engine>);
+/// Weak: the engine tells the ingress of removals, so a strong reference here would keep both alive for ever.
+struct IndexLookup(Weak<Engine>);
 
 impl Lookup for IndexLookup {
     fn target(&self, id: &str) -> Option<Target> {
-        target(&self.0.find(id).ok()?)
+        target(&self.0.upgrade()?.find(id).ok()?)
     }
 }
 
