@@ -38,7 +38,9 @@ pub enum Content {
     Text,
     /// A page for people.
     Html,
-    /// Whatever the program behind the proxy sends.
+    /// JSON values, one a line, as the work goes on.
+    JsonLines,
+    /// Bytes whose meaning this document does not describe.
     Opaque,
 }
 
@@ -147,6 +149,16 @@ const METADATA: Query = text(
 );
 const STATES: Query = Query { name: "state", kind: "array", about: "Keep these states; may be repeated." };
 const TAIL: Query = integer("tail", "Last lines of the log to return.");
+
+/// Routes of ours: the local images of the embedded runtime.
+const fn images(
+    method: &'static str,
+    path: &'static str,
+    operation: &'static str,
+    summary: &'static str,
+) -> Route {
+    Route { mount: Mount::V1, ..Route::new(method, path, operation, summary).tag("Images") }
+}
 
 const PROXY: &str = "/sandboxes/{sandbox_id}/proxy/{port}";
 const PROXY_PATH: &str = "/sandboxes/{sandbox_id}/proxy/{port}/{*full_path}";
@@ -329,6 +341,24 @@ pub const ROUTES: &[Route] = &[
     proxy("PUT", PROXY_PATH, "proxy_put"),
     proxy("PATCH", PROXY_PATH, "proxy_patch"),
     proxy("DELETE", PROXY_PATH, "proxy_delete"),
+    images("GET", "/images", "list_images", "List local images")
+        .answers(200, Content::Json("ListImagesResponse")),
+    images("POST", "/images/pull", "pull_image", "Pull an image from its registry")
+        .body("PullImageRequest")
+        .answers(200, Content::JsonLines)
+        .fails(&[400]),
+    Route {
+        body: Content::Opaque,
+        ..images("POST", "/images/import", "import_image", "Import an image from an uploaded archive")
+            .query(&[text("name", "Reference to give to an archive that carries none.")])
+            .answers(200, Content::JsonLines)
+            .fails(&[400, 507])
+    },
+    images("POST", "/images/prune", "prune_images", "Remove what no image and no sandbox uses")
+        .answers(200, Content::Opaque),
+    images("DELETE", "/images/{reference}", "remove_image", "Remove a local image")
+        .answers(200, Content::Opaque)
+        .fails(&[400, 404, 409]),
     Route {
         mount: Mount::V1,
         ..Route::new("POST", "/metrics/events", "report_metrics_event", "Report how a create went")

@@ -120,8 +120,7 @@ impl Prepared {
 }
 
 fn images(runtime: &EmbeddedRuntime) -> Images {
-    let users = runtime.image_users();
-    Images { store: runtime.images().clone(), in_use: Arc::new(move || users()) }
+    Images { store: runtime.images().clone(), in_use: Arc::new(runtime.image_users()) }
 }
 
 fn bracketed(host: &str) -> String {

@@ -21,10 +21,10 @@ pub fn from_number(number: f64) -> Option<i64> {
 /// From text.
 pub fn from_text(text: &str) -> Option<i64> {
     let text = text.trim();
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || b".-+".contains(&byte)) {
-        if let Ok(number) = text.parse::<f64>() {
-            return from_number(number);
-        }
+    if text.bytes().all(|byte| byte.is_ascii_digit() || b".-+".contains(&byte))
+        && let Ok(number) = text.parse::<f64>()
+    {
+        return from_number(number);
     }
     let mut rest = text;
     let year = digits(&mut rest, 4)?;

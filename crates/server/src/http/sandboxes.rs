@@ -44,7 +44,11 @@ pub async fn create(State(app): State<App>, headers: HeaderMap, body: RawBody) -
     let entry = tokio::spawn(async move { engine.create(new, now).await })
         .await
         .map_err(|_| ApiError::internal())??;
-    Ok((StatusCode::ACCEPTED, Json(present::created(&entry, wanted.echoed_metadata))).into_response())
+    let mut answer = present::created(&entry, wanted.echoed_metadata);
+    if let Some(asked) = wanted.echoed_entrypoint {
+        answer.entrypoint = asked;
+    }
+    Ok((StatusCode::ACCEPTED, Json(answer)).into_response())
 }
 
 fn idempotency_key(headers: &HeaderMap) -> ApiResult<Option<String>> {

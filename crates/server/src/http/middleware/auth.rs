@@ -31,7 +31,10 @@ impl std::fmt::Debug for Key {
 impl Key {
     /// `None` or blank: authentication is off; whether that may be is decided before the server starts.
     pub fn new(key: Option<&str>) -> Self {
-        Self(key.filter(|key| !key.trim().is_empty()).map(|key| Arc::new(Sha256::digest(key.as_bytes()).into())))
+        Self(
+            key.filter(|key| !key.trim().is_empty())
+                .map(|key| Arc::new(Sha256::digest(key.as_bytes()).into())),
+        )
     }
 
     /// Whether a request with this header value may pass.

@@ -11,7 +11,7 @@ use sandglass_sandbox::{
 };
 use tracing::warn;
 
-use super::{labels, resources, volumes};
+use super::{labels, resources, volumes, words};
 use crate::http::error::{ApiError, ApiResult, Code};
 
 /// What the configuration says about creates.
@@ -31,6 +31,8 @@ pub struct ValidatedCreate {
     pub credentials: Option<Credentials>,
     /// The request's map as it was sent, for the answer.
     pub echoed_metadata: Option<StringMap>,
+    /// The entrypoint as it was sent, for the answer; reads show it split.
+    pub echoed_entrypoint: Option<Vec<String>>,
 }
 
 /// Environment names that only an egress sidecar reads.
@@ -70,6 +72,7 @@ pub fn create(
             "pools are not available on the embedded runtime",
         ));
     }
+    let echoed_entrypoint = request.entrypoint.clone();
     let entrypoint = entrypoint(request.entrypoint, &extensions)?;
     let metadata = request.metadata.clone().unwrap_or_default();
     labels::check(&metadata)?;
@@ -99,6 +102,7 @@ pub fn create(
         facts: MutableFacts { expires_at, metadata },
         credentials,
         echoed_metadata: request.metadata,
+        echoed_entrypoint,
     })
 }
 
@@ -120,6 +124,12 @@ fn renew_extension(extensions: &BTreeMap<String, String>) -> ApiResult<()> {
 
 fn entrypoint(argv: Option<Vec<String>>, extensions: &BTreeMap<String, String>) -> ApiResult<Entrypoint> {
     let chosen = extensions.get(ENTRYPOINT_EXTENSION).map(String::as_str);
+    let argv = match argv.as_deref() {
+        Some([line]) if line.contains(' ') => Some(words::split(line).ok_or_else(|| {
+            ApiError::new(Code::InvalidEntrypoint, "the entrypoint has an unclosed quote or escape")
+        })?),
+        _ => argv,
+    };
     match (argv, chosen) {
         (Some(argv), _) if argv.first().is_none_or(|program| program.is_empty()) => {
             Err(ApiError::new(Code::InvalidEntrypoint, "the entrypoint names no program"))

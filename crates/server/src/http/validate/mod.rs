@@ -4,3 +4,4 @@ pub mod create;
 pub mod labels;
 pub mod resources;
 mod volumes;
+mod words;

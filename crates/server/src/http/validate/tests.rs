@@ -21,6 +21,8 @@ fn each_refusal_has_its_status_and_code() {
         ("lifecycle", json!({}), 400, "SANDBOX::INVALID_PARAMETER"),
         ("extensions", json!({"poolRef": "p"}), 400, "SANDBOX::UNSUPPORTED_POOL_REF"),
         ("entrypoint", json!([""]), 400, "DOCKER::INVALID_ENTRYPOINT"),
+        ("entrypoint", json!([" "]), 400, "DOCKER::INVALID_ENTRYPOINT"),
+        ("entrypoint", json!(["sh 'x"]), 400, "DOCKER::INVALID_ENTRYPOINT"),
         ("metadata", json!({"-": "x"}), 400, "SANDBOX::INVALID_METADATA_LABEL"),
         ("platform", json!({"os": "plan9", "arch": "amd64"}), 400, "SANDBOX::INVALID_PARAMETER"),
         ("platform", json!({"os": "linux", "arch": "arm64"}), 400, "SANDBOX::INVALID_PARAMETER"),
@@ -97,4 +99,15 @@ fn host_volumes_stay_under_the_allowed_prefixes() {
     );
     let twice = run(|v| v["volumes"] = json!([host(&text("data")), host(&text("data"))]), &rules);
     assert_eq!(twice.unwrap_err().code, "VOLUME::DUPLICATE_NAME");
+}
+
+#[test]
+fn a_command_line_is_split_and_echoed_as_it_was_sent() {
+    let line = json!(["python -c 'print(1)'"]);
+    let done = run(|v| v["entrypoint"] = line.clone(), &rules()).unwrap();
+    let words = ["python", "-c", "print(1)"].map(str::to_owned).to_vec();
+    assert_eq!(done.spec.entrypoint, Entrypoint::Command(words));
+    assert_eq!(done.echoed_entrypoint, Some(vec!["python -c 'print(1)'".to_owned()]));
+    let several = run(|v| v["entrypoint"] = json!(["a b", "c"]), &rules()).unwrap();
+    assert_eq!(several.spec.entrypoint, Entrypoint::Command(vec!["a b".into(), "c".into()]));
 }
