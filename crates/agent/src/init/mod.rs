@@ -29,6 +29,9 @@ pub fn prepare_process() {
     // Keeps /proc/1/environ and ptrace away from workloads running as the same user.
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let _ = rustix::thread::set_name(c"execd");
+    // Whatever else the parent left open is not for user processes.
+    // SAFETY: only sets close-on-exec flags; no descriptor is closed. An old kernel refuses, which is harmless.
+    unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(mask);
     let _ = UMASK.set(mask.bits());

@@ -73,8 +73,8 @@ fn without_init_the_agent_dies_of_its_signal_and_commands_get_theirs() {
 fn boot(config: &serde_json::Value) -> (std::process::Child, String, u16) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (status_read, status_write) = rustix::pipe::pipe().unwrap();
-    let (config_read, config_write) = rustix::pipe::pipe().unwrap();
+    let (status_read, status_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let (config_read, config_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let mut text = config.clone();
     (text["listenFd"], text["statusFd"]) = (json!(4), json!(5));
     (text["sandboxId"], text["cwd"]) = (json!("box-1"), json!("/tmp"));
