@@ -184,7 +184,10 @@ fn machine_cpu_micros() -> Option<u64> {
 /// Total and used bytes.
 fn memory(limits: Limits) -> (u64, u64) {
     let info = |key: &str| keyed("/proc/meminfo", key).unwrap_or(0) * 1024;
-    let machine = info("MemTotal");
+    let machine = match info("MemTotal") {
+        0 => return without_proc(limits),
+        total => total,
+    };
     let limit = limits
         .memory_bytes
         .or_else(|| number("/sys/fs/cgroup/memory.max"))
@@ -205,6 +208,15 @@ fn memory(limits: Limits) -> (u64, u64) {
             (machine, machine.saturating_sub(free))
         }
     }
+}
+
+/// The kernel's own summary, for a box without /proc.
+fn without_proc(limits: Limits) -> (u64, u64) {
+    let info = rustix::system::sysinfo();
+    // The kernel's word size and this unit are both small; the product cannot overflow.
+    let bytes = |units: u64| units * u64::from(info.mem_unit);
+    let total = limits.memory_bytes.unwrap_or(u64::MAX).min(bytes(info.totalram));
+    (total, bytes(info.totalram - info.freeram - info.bufferram).min(total))
 }
 
 fn box_memory() -> u64 {

@@ -1,5 +1,7 @@
 //! The agent as a client sees it: the binary started stand-alone, the bytes on the wire compared.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
+
 mod support;
 
 #[path = "support/commands.rs"]

@@ -68,7 +68,7 @@ fn an_upload_keeps_what_it_does_not_change() {
 fn bad_forms_have_their_codes() {
     let agent = Agent::start();
     let good = meta(&agent.path("x"), &json!({}));
-    let cases: [(&[(&str, Option<&str>, &[u8])], &str); 6] = [
+    let cases: [(&[crate::support::Part<'_>], &str); 6] = [
         (&[], "INVALID_FILE_METADATA"),
         (&[("metadata", Some("m"), &good)], "INVALID_FILE_CONTENT"),
         (&[("metadata", Some("m"), b"{"), ("file", Some("f"), b"")], "INVALID_FILE_METADATA"),

@@ -230,8 +230,10 @@ fn unchunk(mut raw: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A multipart form: name, file name, content.
-pub fn form(parts: &[(&str, Option<&str>, &[u8])]) -> (String, Vec<u8>) {
+/// Of a multipart form: name, file name, content.
+pub type Part<'a> = (&'a str, Option<&'a str>, &'a [u8]);
+
+pub fn form(parts: &[Part<'_>]) -> (String, Vec<u8>) {
     let boundary = "opensandbox_0123_456";
     let mut body = Vec::new();
     for (name, file, content) in parts {
