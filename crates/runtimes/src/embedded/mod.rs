@@ -9,6 +9,7 @@ mod binaries;
 mod boxes;
 mod control;
 mod disk;
+mod host_image;
 mod network;
 mod plan;
 mod records;
@@ -28,6 +29,7 @@ pub use sandglass_shim::host_network::Subnet;
 use sandglass_shim::Zygote;
 
 use boxes::Boxes;
+use host_image::HostImage;
 use network::Network;
 
 /// What the embedded runtime needs to know.
@@ -59,6 +61,7 @@ struct Shared {
     agent: PathBuf,
     shim: PathBuf,
     images: Arc<ImageStore>,
+    host_image: HostImage,
     network: Network,
     boxes: Boxes,
     /// Ids whose directory is being filled or emptied right now; a full list skips them.
@@ -111,6 +114,7 @@ impl EmbeddedRuntime {
                 agent,
                 shim,
                 images: Arc::new(images),
+                host_image: HostImage::default(),
                 network,
                 boxes: Boxes::default(),
                 busy: Mutex::default(),

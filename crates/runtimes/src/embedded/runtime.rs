@@ -90,8 +90,11 @@ impl Shared {
                 let message = "the `host` image is offered only by servers that listen on a loopback address; see [embedded] host_image";
                 return Err(error(RuntimeErrorKind::Invalid, "image", message));
             }
-            let images = self.images.clone();
-            let made = tokio::task::spawn_blocking(move || images.ensure_host_image()).await;
+            if let Some(image) = self.host_image.remembered() {
+                return Ok(Some(image));
+            }
+            let shared = self.clone();
+            let made = tokio::task::spawn_blocking(move || shared.host_image.make(&shared.images)).await;
             return match made {
                 Ok(image) => image.map(Some).map_err(|e| of_image(&e)),
                 Err(e) => Err(error(RuntimeErrorKind::Failed, "image", e.to_string())),
@@ -337,6 +340,11 @@ impl Runtime for EmbeddedRuntime {
     fn watch(&self) -> BoxStream<'static, RuntimeEvent> {
         let told = self.shared.boxes.watch();
         tokio::spawn(super::disk::watch(Arc::downgrade(&self.shared)));
+        if self.shared.config.host_image {
+            // Made ahead, so that the first create does not wait for it; if it fails, that create says why.
+            let shared = self.shared.clone();
+            tokio::task::spawn_blocking(move || shared.host_image.make(&shared.images).err());
+        }
         Box::pin(UnboundedReceiverStream::new(told))
     }
 
