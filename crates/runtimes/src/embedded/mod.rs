@@ -25,8 +25,8 @@ use std::{
 
 use sandglass_images::{ImageStore, StoreOptions};
 use sandglass_sandbox::ports::{RuntimeErrorKind, runtime::RuntimeError};
-pub use sandglass_shim::host_network::Subnet;
 use sandglass_shim::Zygote;
+pub use sandglass_shim::host_network::Subnet;
 
 use boxes::Boxes;
 use host_image::HostImage;

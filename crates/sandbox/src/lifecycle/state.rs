@@ -74,7 +74,10 @@ pub fn compute(intent: Option<&Intent>, observed: Option<&Observation>) -> Optio
         (None, None) => None,
         // Nothing is left but the closing of the intent: for everybody else the sandbox is gone.
         (Some(Intent { operation: Operation::Remove { .. }, .. }), None) => None,
-        (Some(Intent { operation: Operation::Remove { reason, last_error, .. }, accepted_at, .. }), Some(_)) => {
+        (
+            Some(Intent { operation: Operation::Remove { reason, last_error, .. }, accepted_at, .. }),
+            Some(_),
+        ) => {
             let word = match reason {
                 RemoveReason::UserDelete => "USER_DELETE",
                 RemoveReason::Expired => "TTL_EXPIRY",
