@@ -216,6 +216,38 @@ async fn a_renewal_moves_the_expiry_and_survives_a_restart() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_renewal_at_the_moment_of_expiry_is_either_kept_or_refused() {
+    let (mut kept, mut refused) = (0, 0);
+    for early in 0..80u64 {
+        let stack = Stack::new().await;
+        let id = stack.create(Some(60)).await;
+        if early % 2 == 0 {
+            stack.runtime.inject("update_facts", Fault::Slow(Duration::from_millis(early % 7 * 4)));
+        }
+        // From 20 ms before the expiry to 20 ms after it.
+        tokio::time::sleep(Duration::from_millis(60_020 - early / 2)).await;
+        let later = stack.clock.now().checked_add(Duration::from_secs(300)).unwrap();
+        match stack.engine.renew(&id, later).await {
+            Ok(_) => {
+                tokio::time::sleep(Duration::from_secs(200)).await;
+                assert_eq!(stack.state(&id), Some(State::Running), "a confirmed renewal was lost");
+                tokio::time::sleep(Duration::from_secs(102)).await;
+                assert_eq!(stack.state(&id), None, "the renewed timer was lost");
+                kept += 1;
+            }
+            Err(EngineError::NotFound(_)) => {
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                assert_eq!(stack.state(&id), None, "a refused renewal kept the sandbox");
+                refused += 1;
+            }
+            Err(other) => panic!("{other}"),
+        }
+        stack.engine.stop().await;
+    }
+    assert!(kept > 10 && refused > 10, "kept {kept}, refused {refused}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_cannot_be_renewed_says_so() {
     let stack = Stack::new().await;
     let manual = stack.create(None).await;

@@ -58,6 +58,15 @@ pub fn probe(state_dir: &Path) -> Vec<Check> {
     checks.extend([overlay(), id_mapping(state_dir)]);
     checks.extend(control_groups());
     checks.extend([system_call_filter(), pidfd(), veth(), nf_tables(), forwarding_policy(), disk(state_dir)]);
+    if !checks[0].ok {
+        // Without privileges most probes can only tell that they were not allowed to look.
+        for denied in
+            checks.iter_mut().skip(1).filter(|check| !check.ok && check.found.contains("not permitted"))
+        {
+            denied.found = "cannot be looked at without privileges".into();
+            denied.remedy = "see privileges".into();
+        }
+    }
     checks
 }
 
@@ -77,7 +86,7 @@ fn privileges() -> Check {
         (true, []) => Ok("root with all needed capabilities".into()),
         (true, missing) => Err(format!("root without {}", missing.join(", "))),
     };
-    check("privileges", true, result, "run the server as root, or choose another runtime such as docker")
+    check("privileges", true, result, "run the server as root, with the capabilities of a plain root login")
 }
 
 fn kernel() -> Check {
