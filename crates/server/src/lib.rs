@@ -2,6 +2,7 @@
 //!
 //! A library, so that the one `sandglass` binary (and tests) can start a server from a bound listener and a configuration value.
 
+pub mod accept;
 pub mod config;
 pub mod diagnostics;
 pub mod engine;

@@ -6,10 +6,8 @@ use std::{
     net::{SocketAddr, TcpListener},
     path::PathBuf,
     sync::Arc,
-    time::Duration,
 };
 
-use axum::serve::ListenerExt;
 use sandglass_runtimes::embedded::{EmbeddedConfig, EmbeddedRuntime, Subnet};
 use sandglass_sandbox::{Clock, SystemClock, ports::runtime::RuntimeError};
 use tokio::task::JoinHandle;
@@ -17,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
+    accept,
     config::{Config, RuntimeKind, StoreKind, SubnetChoice},
     engine::{Engine, RecoverError, Settings},
     http::{App, images::Images, router},
@@ -112,7 +111,12 @@ impl Prepared {
             listener.local_addr().map_err(|source| StartError::Listen { address: "?".into(), source })?;
         let stop = CancellationToken::new();
         let app = App::new(config.clone(), engine.clone(), images);
-        let serving = serve(listener, app, stop.clone(), config.server.graceful_shutdown)
+        let limits = accept::Limits {
+            keep_alive: config.server.keep_alive,
+            drain: config.server.graceful_shutdown,
+            connections: accept::connection_limit(),
+        };
+        let serving = accept::spawn(listener, router::build(app), stop.clone(), limits)
             .map_err(|source| StartError::Listen { address: address.to_string(), source })?;
         info!(%address, sandboxes = engine.index().len(), "listening");
         Ok(Server { address, engine, store, runtime, serving, stop })
@@ -125,31 +129,6 @@ fn images(runtime: &EmbeddedRuntime) -> Images {
 
 fn bracketed(host: &str) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() }
-}
-
-fn serve(
-    listener: TcpListener,
-    app: App,
-    stop: CancellationToken,
-    patience: Duration,
-) -> std::io::Result<JoinHandle<()>> {
-    listener.set_nonblocking(true)?;
-    let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| {
-        // Small frames (events, keystrokes) must not wait for an acknowledgement.
-        let _ = stream.set_nodelay(true);
-    });
-    let service = router::build(app).into_make_service_with_connect_info::<SocketAddr>();
-    Ok(tokio::spawn(async move {
-        let drained = axum::serve(listener, service).with_graceful_shutdown(stop.clone().cancelled_owned());
-        let hurry = async {
-            stop.cancelled().await;
-            tokio::time::sleep(patience).await;
-        };
-        tokio::select! {
-            done = drained => if let Err(error) = done { warn!(%error, "the listener failed") },
-            () = hurry => info!("connections that are still open are cut"),
-        }
-    }))
 }
 
 /// A running server.

@@ -1,6 +1,6 @@
 //! Finding boxes by their directories and listening to their shims: the whole of what a restart needs.
 
-use std::{io, path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 use sandglass_sandbox::{
@@ -26,6 +26,9 @@ use super::{
 
 /// Shims asked at the same time during a full list.
 const PARALLEL: usize = 16;
+/// Pauses between attempts to listen to a shim that lives.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 impl Shared {
     /// Brings the known boxes in line with the directories.
@@ -81,11 +84,17 @@ impl Shared {
         }
         let facts = records::read_facts(&dir).unwrap_or_default();
         if !self.listen(id, &dir, &spec, &about, &facts).await {
-            self.bury(id, &dir).await;
+            let lives = shim_lives(&dir).await;
+            if !lives {
+                self.bury(id, &dir).await;
+            }
             let state = records::read_state(&dir).unwrap_or_else(|_| lost());
             let since = since(&state, &spec);
             let known = Known { spec: spec.into(), about: about.into(), facts, state, since, listener: None };
             self.boxes.lock().insert(id, known);
+            if lives {
+                self.follow(id, None);
+            }
         }
     }
 
@@ -127,33 +136,43 @@ impl Shared {
         }
     }
 
-    async fn hear(self: Arc<Self>, id: SandboxId, channel: Option<Channel>) {
+    /// Listens until the box is gone or its shim is dead. A subscription that breaks while the shim lives is made again.
+    async fn hear(self: Arc<Self>, id: SandboxId, mut channel: Option<Channel>) {
         let dir = self.dir(id);
-        let subscribed = match channel {
-            Some(channel) => Some(channel),
-            None => self.subscribe(id, &dir).await,
-        };
-        if let Some(mut channel) = subscribed {
-            while let Ok(Some(notice)) = channel.receive::<Notice>().await {
-                self.boxes.happened(id, &notice.event);
-                let at = Timestamp::clamped(notice.event.at_ms);
-                if let Some(observed) = self.boxes.set_state(id, notice.state, Some(at)) {
-                    self.boxes.tell(RuntimeEvent::Observed(Box::new(observed)));
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let subscribed = match channel.take() {
+                Some(channel) => Some(channel),
+                None => self.subscribe(id, &dir).await,
+            };
+            if let Some(mut channel) = subscribed {
+                pause = SHORTEST_PAUSE;
+                while let Ok(Some(notice)) = channel.receive::<Notice>().await {
+                    self.boxes.happened(id, &notice.event);
+                    let at = Timestamp::clamped(notice.event.at_ms);
+                    if let Some(observed) = self.boxes.set_state(id, notice.state, Some(at)) {
+                        self.boxes.tell(RuntimeEvent::Observed(Box::new(observed)));
+                    }
                 }
             }
-        }
-        // The end of the stream: removed by us, removed by the shim itself, or the shim was killed.
-        if self.busy().contains(&id) || !self.boxes.lock().contains_key(&id) {
-            return;
-        }
-        if dir.join("spec.json").exists() {
-            self.bury(id, &dir).await;
-            let state = records::read_state(&dir).unwrap_or_else(|_| lost());
-            if let Some(observed) = self.boxes.set_state(id, state, None) {
-                self.boxes.tell(RuntimeEvent::Observed(Box::new(observed)));
+            // The end of the stream: removed by us, removed by the shim itself, the shim was killed, or only the connection broke.
+            if !self.boxes.lock().contains_key(&id) {
+                return;
             }
-        } else {
-            self.forget(id);
+            let busy = self.busy().contains(&id);
+            if !busy && !dir.exists() {
+                return self.forget(id);
+            }
+            if !busy && !shim_lives(&dir).await {
+                self.bury(id, &dir).await;
+                let state = records::read_state(&dir).unwrap_or_else(|_| lost());
+                if let Some(observed) = self.boxes.set_state(id, state, None) {
+                    self.boxes.tell(RuntimeEvent::Observed(Box::new(observed)));
+                }
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
@@ -205,6 +224,14 @@ impl Shared {
             self.boxes.tell(RuntimeEvent::Removed(id));
         }
     }
+}
+
+/// Whether a shim holds the directory. Unknown counts as alive: tearing down under a living shim would be worse than asking again.
+async fn shim_lives(dir: &Path) -> bool {
+    let dir = dir.to_path_buf();
+    tokio::task::spawn_blocking(move || sandglass_shim::shim_alive(&dir).unwrap_or(true))
+        .await
+        .unwrap_or(true)
 }
 
 pub(super) fn describe(error: &dyn std::error::Error) -> String {

@@ -321,10 +321,12 @@ impl Runtime for EmbeddedRuntime {
             known.facts = next;
             shared.boxes.observation(id, known)
         };
-        // The file is what counts; a shim that misses the word reads it before it acts.
-        if let Err(e) = ask(&dir, &Request::FactsChanged).await {
-            debug!(sandbox = %id, error = %e, "the shim was not told of new facts");
-        }
+        // The file is what counts: a shim reads it before it acts. Telling it is not waited for, because it may be stopped.
+        tokio::spawn(async move {
+            if let Err(e) = ask(&dir, &Request::FactsChanged).await {
+                debug!(sandbox = %id, error = %e, "the shim was not told of new facts");
+            }
+        });
         Ok(observed)
     }
 

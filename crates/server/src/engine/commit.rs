@@ -18,12 +18,14 @@ use sandglass_sandbox::{
     },
     spec::{Credentials, MutableFacts, Spec},
 };
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{Engine, index::Entry};
 
-/// Times a lost compare-and-swap is tried again before giving up.
-const ATTEMPTS: usize = 5;
+/// Times a lost compare-and-swap is tried again before giving up: about five seconds.
+const ATTEMPTS: u32 = 250;
+/// Pause before the next try. The driver that won the race shows its result in the index within this time.
+const AFTER_LOST_RACE: Duration = Duration::from_millis(20);
 
 /// Why a request about a sandbox was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -212,7 +214,7 @@ impl Engine {
                 self.poke(entry.id);
                 return self.await_operation(entry.id, generation, word).await;
             }
-            tokio::task::yield_now().await;
+            tokio::time::sleep(AFTER_LOST_RACE).await;
         }
         Err(EngineError::Contended)
     }
@@ -295,7 +297,7 @@ impl Engine {
                 self.poke(id);
                 return Ok(Some(generation));
             }
-            tokio::task::yield_now().await;
+            tokio::time::sleep(AFTER_LOST_RACE).await;
         }
         Err(EngineError::Contended)
     }
@@ -315,7 +317,10 @@ impl Engine {
         })
         .await?;
         let event = self.event("renewed", &expires_at.to_string());
-        self.store.append(id_of, &[event]).await?;
+        if let Err(error) = self.store.append(id_of, &[event]).await {
+            // The renewal itself lies with the runtime and holds.
+            warn!(sandbox = %id_of, %error, "a renewal could not be recorded");
+        }
         Ok(expires_at)
     }
 
@@ -380,14 +385,15 @@ impl Engine {
                 self.poke(id);
                 return Ok(());
             }
-            tokio::task::yield_now().await;
+            tokio::time::sleep(AFTER_LOST_RACE).await;
         }
         Err(EngineError::Contended)
     }
 
-    /// Removes what has expired. Under the facts lock, so that a confirmed renewal wins.
+    /// Removes what has expired. Under the facts lock, so that a confirmed renewal wins; when somebody holds it, the next pass comes
+    /// by again, so that one busy sandbox does not hold up the others.
     pub(super) async fn expire(self: &Arc<Self>, id: SandboxId) -> Result<(), EngineError> {
-        let _facts = self.facts_lock(id).lock().await;
+        let Ok(_facts) = self.facts_lock(id).try_lock() else { return Ok(()) };
         let (due, _) = self.index.expiring(self.clock.now(), self.settings.failed_create_retention);
         if due.contains(&id) {
             self.want_removed(id, RemoveReason::Expired).await?;

@@ -1,8 +1,8 @@
 //! What this process knows: one entry per sandbox, merged from intents and observations. Rebuilt at start, never saved.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
 use sandglass_sandbox::{
@@ -100,11 +100,16 @@ impl Entry {
 pub struct Index {
     entries: RwLock<HashMap<SandboxId, Entry>>,
     changed: watch::Sender<u64>,
+    /// The last sandboxes that went away: what was observed of them before may still be under way.
+    gone: Mutex<VecDeque<SandboxId>>,
 }
+
+/// How many departed sandboxes are remembered.
+const REMEMBERED_GONE: usize = 1024;
 
 impl Default for Index {
     fn default() -> Self {
-        Self { entries: RwLock::default(), changed: watch::Sender::new(0) }
+        Self { entries: RwLock::default(), changed: watch::Sender::new(0), gone: Mutex::default() }
     }
 }
 
@@ -125,6 +130,10 @@ impl Index {
 
     fn write(&self) -> RwLockWriteGuard<'_, HashMap<SandboxId, Entry>> {
         self.entries.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn gone(&self) -> MutexGuard<'_, VecDeque<SandboxId>> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn touch(&self) {
@@ -181,6 +190,9 @@ impl Index {
 
     pub(super) fn observe(&self, observed: Observation) -> News {
         let mut entries = self.write();
+        if self.gone().contains(&observed.id) {
+            return News::Stale;
+        }
         let entry = entries.entry(observed.id).or_insert_with(|| Entry::new(observed.id));
         let news = match &entry.observed {
             Some(known) if known.revision >= observed.revision => return News::Stale,
@@ -198,7 +210,16 @@ impl Index {
     /// The box is gone. Returns what was last known of it.
     pub(super) fn vanished(&self, id: SandboxId) -> Option<Arc<Observation>> {
         let mut entries = self.write();
-        let known = entries.get_mut(&id)?.observed.take();
+        let entry = entries.get_mut(&id)?;
+        let known = entry.observed.take();
+        // A create that is still wanted makes the box again under the same id.
+        if entry.create().is_none() {
+            let mut gone = self.gone();
+            gone.push_back(id);
+            if gone.len() > REMEMBERED_GONE {
+                gone.pop_front();
+            }
+        }
         if entries.get(&id).is_some_and(|e| e.intent.is_none()) {
             entries.remove(&id);
         }
@@ -284,3 +305,7 @@ impl Index {
 pub fn alive(observed: &Observation) -> bool {
     matches!(observed.condition, Condition::Running | Condition::Paused)
 }
+
+#[cfg(test)]
+#[path = "index_tests.rs"]
+mod tests;

@@ -72,6 +72,9 @@ impl Default for Settings {
     }
 }
 
+/// Sandboxes share this many locks; a shared one only costs a short wait.
+const FACTS_LOCKS: u64 = 1024;
+
 /// See the module documentation. Shared as `Arc<Engine>`.
 pub struct Engine {
     runtime: Arc<dyn Runtime>,
@@ -82,7 +85,7 @@ pub struct Engine {
     drivers: Mutex<HashMap<SandboxId, Arc<tokio::sync::Notify>>>,
     /// Registry credentials of creates in flight. Memory only, dropped when the pull is over.
     credentials: Mutex<HashMap<SandboxId, Credentials>>,
-    facts_locks: [tokio::sync::Mutex<()>; 64],
+    facts_locks: Box<[tokio::sync::Mutex<()>]>,
     starting: Semaphore,
     tasks: TaskTracker,
     stopping: CancellationToken,
@@ -124,7 +127,7 @@ impl Engine {
             index: Index::default(),
             drivers: Mutex::default(),
             credentials: Mutex::default(),
-            facts_locks: [const { tokio::sync::Mutex::const_new(()) }; 64],
+            facts_locks: (0..FACTS_LOCKS).map(|_| tokio::sync::Mutex::new(())).collect(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
             removed_hook: std::sync::OnceLock::new(),
@@ -202,7 +205,7 @@ impl Engine {
     fn facts_lock(&self, id: SandboxId) -> &tokio::sync::Mutex<()> {
         use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(id);
-        &self.facts_locks[usize::try_from(hash % 64).unwrap_or(0)]
+        &self.facts_locks[usize::try_from(hash % FACTS_LOCKS).unwrap_or(0)]
     }
 
     fn credentials(&self) -> MutexGuard<'_, HashMap<SandboxId, Credentials>> {

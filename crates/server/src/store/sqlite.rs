@@ -32,6 +32,8 @@ impl SqliteStore {
     /// # Errors
     /// When the file cannot be opened, is not a database, or was written by a newer server.
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
+        // It holds the sandboxes' tokens. The files beside it inherit the mode.
+        private_file(path).map_err(|e| StoreError::Unavailable(format!("{}: {e}", path.display())))?;
         // WAL with synchronous=NORMAL: safe against a killed process, no fsync on the create path.
         let options = SqliteConnectOptions::new()
             .filename(path)
@@ -68,6 +70,15 @@ impl SqliteStore {
         self.readers.close().await;
         self.writer.close().await;
     }
+}
+
+fn private_file(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
+        std::fs::create_dir_all(parent)?;
+    }
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    file.set_permissions(std::fs::Permissions::from_mode(0o600))
 }
 
 pub(super) fn unavailable(e: sqlx::Error) -> StoreError {

@@ -87,6 +87,7 @@ pub fn create(
     let env = environment(request.env.unwrap_or_default())?;
     let volumes = volumes::check(&request.volumes.unwrap_or_default(), &rules.allowed_host_paths)?;
     let image = request.image.ok_or_else(|| ApiError::invalid_parameter("image is required"))?;
+    refuse_userinfo(&image.uri)?;
     let credentials = image.auth.map(|a| Credentials { username: a.username, password: a.password });
     Ok(ValidatedCreate {
         spec: Spec {
@@ -104,6 +105,17 @@ pub fn create(
         echoed_metadata: request.metadata,
         echoed_entrypoint,
     })
+}
+
+/// A password in the reference would end up in logs and answers; it belongs into `image.auth`.
+fn refuse_userinfo(reference: &str) -> ApiResult<()> {
+    let registry = reference.split_once('/').map_or("", |(registry, _)| registry);
+    if reference.contains("://") || registry.contains('@') {
+        return Err(ApiError::invalid_parameter(
+            "image.uri must be [registry/]repository[:tag|@digest] without scheme and credentials; use image.auth",
+        ));
+    }
+    Ok(())
 }
 
 fn given(text: Option<&str>) -> bool {
