@@ -1,6 +1,6 @@
 //! Which values are secrets, judged by their names.
 
-const WORDS: [&str; 4] = ["SECRET", "TOKEN", "PASSWORD", "KEY"];
+const WORDS: [&str; 7] = ["SECRET", "TOKEN", "PASS", "KEY", "AUTH", "CREDENTIAL", "DSN"];
 
 /// The value, or `***` when the name says that it is secret.
 pub(super) fn mask<'a>(name: &str, value: &'a str) -> &'a str {
