@@ -112,7 +112,46 @@ pub fn open_inside(root: &OwnedFd, path: &Path, flags: OFlags) -> rustix::io::Re
     openat2(root, relative, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::IN_ROOT)
 }
 
-/// Opens a directory of the host without following a last link.
-pub fn open_host(path: &Path) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+/// Opens a file or directory of the host that may lie where a box can write, so that a name proves nothing.
+///
+/// The server hands on resolved paths only. A link met on the way is therefore a swap made since then, which
+/// following would turn into a mount of any place of the host. What is opened here must not be named again.
+pub fn open_host(path: &Path) -> io::Result<OwnedFd> {
+    use std::path::Component;
+    let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
+    if !path.is_absolute() || !path.components().all(plain) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "volume source is not a resolved path"));
+    }
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    match openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve) {
+        Err(rustix::io::Errno::LOOP) => {
+            Err(io::Error::other("volume source changed while it was being mounted"))
+        }
+        other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_link_on_the_way_to_a_volume_is_refused() {
+        let home = std::env::temp_dir().join(format!("sgt-open-host-{}", std::process::id()));
+        fs::create_dir_all(home.join("real/sub")).unwrap();
+        let home = home.canonicalize().unwrap();
+        symlink("real", home.join("link")).unwrap();
+        symlink("/", home.join("real/root")).unwrap();
+        assert!(open_host(&home.join("real/sub")).is_ok());
+        assert!(open_host(Path::new("/")).is_ok());
+        for path in ["link", "link/sub", "real/root", "real/root/etc"] {
+            let error = open_host(&home.join(path)).unwrap_err().to_string();
+            assert_eq!(error, "volume source changed while it was being mounted", "{path}");
+        }
+        assert!(open_host(&home.join("real/../real")).is_err());
+        assert!(open_host(Path::new("real")).is_err());
+        fs::remove_dir_all(&home).unwrap();
+    }
 }

@@ -293,3 +293,25 @@ fn links_in_the_image_lead_nowhere() {
     hostile(5, &|layer| symlink("/tmp", layer.join("proc")).unwrap())(&mut spec);
     assert_eq!(stage.create(spec).err().unwrap().0, "rootfs");
 }
+
+#[test]
+fn a_volume_s_source_that_became_a_link_is_refused() {
+    let stage = stage();
+    let shared = stage.home.canonicalize().unwrap().join("shared");
+    fs::create_dir_all(shared.join("sub")).unwrap();
+    fs::write(shared.join("sub/file"), "shared").unwrap();
+    let with = |source: std::path::PathBuf| {
+        let mut spec = stage.spec();
+        spec.root.volumes = vec![Bind { source, target: "/data".into(), read_only: true }];
+        stage.create(spec)
+    };
+    assert_eq!(with(shared.join("sub")).unwrap().run("cat /data/file").0, "shared");
+    // What a box that shares the volume does between the server's check and the mount.
+    fs::rename(shared.join("sub"), shared.join("aside")).unwrap();
+    symlink("/", shared.join("sub")).unwrap();
+    for source in [shared.join("sub"), shared.join("sub/etc")] {
+        let (phase, message) = with(source).err().unwrap();
+        assert_eq!(phase, "rootfs");
+        assert!(message.contains("volume source changed while it was being mounted"), "{message}");
+    }
+}
