@@ -22,7 +22,25 @@ const NEW_NAMESPACES: u64 = 0x7E02_0080;
 /// `personality` values that change nothing dangerous: default, 16-bit uids, 32-bit, both, and "only ask".
 const PERSONALITIES: [u64; 5] = [0, 0x0008, 0x2_0000, 0x2_0008, 0xFFFF_FFFF];
 
-const AF_VSOCK: u64 = 40;
+/// Address families that no box gets: every packet of the interface (with the agent's token in it), also by way of
+/// AF_XDP, and the hypervisor.
+const FORBIDDEN_FAMILIES: [u64; 3] = [libc::AF_PACKET as u64, libc::AF_VSOCK as u64, libc::AF_XDP as u64];
+
+/// The socket types that anybody gets: stream, datagram, rdm, seqpacket, dccp. Not SOCK_PACKET, another name of
+/// AF_PACKET, and not SOCK_RAW, see [`RAW_SOCKETS`].
+const SOCKET_TYPES: [u64; 5] = [1, 2, 4, 5, 6];
+
+/// The bits of a socket's type that are not flags.
+const SOCKET_TYPE_BITS: u64 = 0xf;
+
+/// Family and, where it matters, protocol of the raw sockets that boxes get: netlink and Unix, where raw means nothing
+/// special, and what `ping` needs. A raw socket of TCP would read the agent's connections.
+const RAW_SOCKETS: [(i32, Option<i32>); 4] = [
+    (libc::AF_UNIX, None),
+    (libc::AF_NETLINK, None),
+    (libc::AF_INET, Some(libc::IPPROTO_ICMP)),
+    (libc::AF_INET6, Some(libc::IPPROTO_ICMPV6)),
+];
 
 /// System calls from this number on did not exist when the list was written.
 const FIRST_UNKNOWN_CALL: u32 = 470;
@@ -35,7 +53,8 @@ pub fn compile() -> io::Result<BpfProgram> {
     rules.insert(libc::SYS_personality, PERSONALITIES.iter().map(values).collect::<io::Result<_>>()?);
     rules
         .insert(libc::SYS_clone, vec![rule(vec![condition(0, SeccompCmpOp::MaskedEq(NEW_NAMESPACES), 0)?])?]);
-    rules.insert(libc::SYS_socket, vec![rule(vec![condition(0, SeccompCmpOp::Ne, AF_VSOCK)?])?]);
+    rules.insert(libc::SYS_socket, sockets()?);
+    rules.insert(libc::SYS_prlimit64, own_limits()?);
     let filter = SeccompFilter::new(
         rules,
         SeccompAction::Errno(libc::EPERM as u32),
@@ -47,6 +66,35 @@ pub fn compile() -> io::Result<BpfProgram> {
     let mut program = prelude();
     program.extend(listed);
     Ok(program)
+}
+
+/// When `socket` is allowed.
+fn sockets() -> io::Result<Vec<SeccompRule>> {
+    let of_type = |kind: u64| condition(1, SeccompCmpOp::MaskedEq(SOCKET_TYPE_BITS), kind);
+    let ordinary = SOCKET_TYPES.iter().map(|kind| {
+        let mut all = vec![of_type(*kind)?];
+        for family in FORBIDDEN_FAMILIES {
+            all.push(condition(0, SeccompCmpOp::Ne, family)?);
+        }
+        rule(all)
+    });
+    let raw = RAW_SOCKETS.iter().map(|(family, protocol)| {
+        let mut all = vec![of_type(libc::SOCK_RAW as u64)?, condition(0, SeccompCmpOp::Eq, *family as u64)?];
+        if let Some(protocol) = protocol {
+            all.push(condition(2, SeccompCmpOp::Eq, *protocol as u64)?);
+        }
+        rule(all)
+    });
+    ordinary.chain(raw).collect()
+}
+
+/// When `prlimit64` is allowed: for the caller itself, or to ask. The box's root has the same user as the box's init,
+/// and could take away its descriptors or memory otherwise.
+fn own_limits() -> io::Result<Vec<SeccompRule>> {
+    Ok(vec![
+        rule(vec![condition(0, SeccompCmpOp::Eq, 0)?])?,
+        rule(vec![condition(2, SeccompCmpOp::MaskedEq(u64::MAX), 0)?])?,
+    ])
 }
 
 /// Applies the filter to this thread and what it executes; sets no_new_privs as well.

@@ -147,7 +147,6 @@ pub const ALLOWED: &[i64] = &[
     libc::SYS_pread64,
     libc::SYS_preadv,
     libc::SYS_preadv2,
-    libc::SYS_prlimit64,
     libc::SYS_process_mrelease,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,

@@ -62,6 +62,14 @@ const CASES: &[(&str, &str, Must, Other)] = &[
     ("the kernel log", "P syslog", Must::BeDenied, Other::Same),
     ("changing the host name", "P sethostname evil", Must::BeDenied, Other::Same),
     ("a vsock to the hypervisor", "P vsock", Must::BeDenied, Other::NeedsSeccomp),
+    ("reading every packet", "P packet", Must::BeDenied, Other::NeedsSeccomp),
+    ("reading every packet, cooked", "P packet-cooked", Must::BeDenied, Other::NeedsSeccomp),
+    ("reading every packet by the old name", "P packet-old", Must::BeDenied, Other::NeedsSeccomp),
+    ("reading every packet past the filter's width", "P packet-high", Must::BeDenied, Other::NeedsSeccomp),
+    ("reading every packet by AF_XDP", "P xdp", Must::BeDenied, Other::NeedsSeccomp),
+    ("reading the agent's connections", "P raw-tcp", Must::BeDenied, Other::NeedsSeccomp),
+    ("sending packets of any protocol", "P raw-any", Must::BeDenied, Other::NeedsSeccomp),
+    ("limiting init", "P prlimit-init", Must::BeDenied, Other::NeedsSeccomp),
     ("the x32 calls", "P x32", Must::BeDenied, Other::Same),
     ("the 32-bit calls", "P i386", Must::Fail, Other::NeedsSeccomp),
     ("a call of the future", "P unknown-call", Must::Print("unknown-call: denied: ENOSYS"), Other::Same),
@@ -193,6 +201,17 @@ fn the_border_holds() {
     let _ = Command::new("ipcrm").args(["-M", "0x5a9d"]).status();
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(boxed.run("echo alive").0 == "alive", "the attempts broke the box itself");
+}
+
+#[test]
+fn the_filter_leaves_what_programs_need() {
+    let stage = stage();
+    let boxed = stage.boxed();
+    for probe in ["raw-icmp", "raw-netlink", "prlimit-ask", "prlimit-self"] {
+        let (out, code) = boxed.run(&format!("/opt/opensandbox/execd probe {probe}"));
+        assert_eq!((out.as_str(), code), (format!("{probe}: allowed").as_str(), 0));
+    }
+    assert_eq!(boxed.run("ulimit -n 64; ulimit -n").0, "64");
 }
 
 #[test]

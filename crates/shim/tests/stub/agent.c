@@ -169,6 +169,18 @@ static int probe(const char *name, const char *argument) {
     if (!strcmp(name, "syslog")) return outcome(name, syscall(SYS_syslog, 3, attr, sizeof attr));
     if (!strcmp(name, "sethostname")) return outcome(name, sethostname(argument, strlen(argument)));
     if (!strcmp(name, "vsock")) return outcome(name, socket(40, SOCK_STREAM, 0));
+    if (!strcmp(name, "packet")) return outcome(name, socket(AF_PACKET, SOCK_RAW, htons(3)));
+    if (!strcmp(name, "packet-cooked")) return outcome(name, socket(AF_PACKET, SOCK_DGRAM | SOCK_CLOEXEC, htons(3)));
+    if (!strcmp(name, "packet-old")) return outcome(name, socket(AF_INET, SOCK_PACKET, htons(3)));
+    if (!strcmp(name, "packet-high")) return outcome(name, syscall(SYS_socket, AF_PACKET | 1L << 32, SOCK_RAW | 1L << 32, htons(3)));
+    if (!strcmp(name, "raw-tcp")) return outcome(name, socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC, IPPROTO_TCP));
+    if (!strcmp(name, "raw-any")) return outcome(name, socket(AF_INET, SOCK_RAW, IPPROTO_RAW));
+    if (!strcmp(name, "raw-icmp")) return outcome(name, socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC, IPPROTO_ICMP));
+    if (!strcmp(name, "raw-netlink")) return outcome(name, socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, 0));
+    if (!strcmp(name, "xdp")) return outcome(name, socket(44, SOCK_RAW, 0));
+    if (!strcmp(name, "prlimit-init")) { struct rlimit few = {1, 1}; return outcome(name, prlimit(1, RLIMIT_NOFILE, &few, 0)); }
+    if (!strcmp(name, "prlimit-ask")) { struct rlimit now; return outcome(name, prlimit(1, RLIMIT_NOFILE, 0, &now)); }
+    if (!strcmp(name, "prlimit-self")) { struct rlimit few = {64, 64}; return outcome(name, prlimit(0, RLIMIT_NOFILE, &few, 0)); }
     if (!strcmp(name, "tiocsti")) return outcome(name, ioctl(0, TIOCSTI, "x"));
     if (!strcmp(name, "unknown-call")) return outcome(name, syscall(600));
     if (!strcmp(name, "x32")) return outcome(name, syscall(0x40000000 | SYS_getpid));
