@@ -68,6 +68,29 @@ class Namespace:
         subprocess.run(["ip", "netns", "del", self.name], check=False)
 
 
+def busybox_image(files):
+    """An image of busybox and the given files, without any registry."""
+    busybox = shutil.which("busybox") or "/bin/busybox"
+    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for folder in ("bin", "usr", "usr/bin", "etc", "tmp", "root", "proc", "sys", "dev", "opt"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
+            tar.addfile(entry)
+        contents = {"bin/busybox": Path(busybox).read_bytes(), "etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n", **files}
+        for path, data in contents.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(data), 0o755
+            tar.addfile(entry, io.BytesIO(data))
+        for applet in applets:
+            if applet != "busybox":
+                entry = tarfile.TarInfo(f"bin/{applet}")
+                entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+                tar.addfile(entry)
+    return archive.getvalue()
+
+
 class Docker:
     """A private engine, with the two images that the measurements need."""
 
@@ -116,26 +139,7 @@ class Docker:
         self._import(AGENT_IMAGE, agent)
 
     def _import(self, name, files):
-        """An image of busybox and the given files, without any registry."""
-        busybox = shutil.which("busybox") or "/bin/busybox"
-        applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
-        archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w") as tar:
-            for folder in ("bin", "usr", "usr/bin", "etc", "tmp", "root", "proc", "sys", "dev", "opt"):
-                entry = tarfile.TarInfo(folder)
-                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
-                tar.addfile(entry)
-            contents = {"bin/busybox": Path(busybox).read_bytes(), "etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n", **files}
-            for path, data in contents.items():
-                entry = tarfile.TarInfo(path)
-                entry.size, entry.mode = len(data), 0o755
-                tar.addfile(entry, io.BytesIO(data))
-            for applet in applets:
-                if applet != "busybox":
-                    entry = tarfile.TarInfo(f"bin/{applet}")
-                    entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
-                    tar.addfile(entry)
-        self.call("import", "--change", "ENV PATH=/usr/bin:/bin", "-", name, input=archive.getvalue())
+        self.call("import", "--change", "ENV PATH=/usr/bin:/bin", "-", name, input=busybox_image(files))
 
     def run_and_exec(self):
         """Milliseconds of `docker run -d` until a `docker exec` of `true` has ended."""

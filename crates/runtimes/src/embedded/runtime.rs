@@ -1,6 +1,6 @@
 //! The `Runtime` port, one verb a method.
 
-use std::{collections::BTreeMap, io, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
@@ -17,7 +17,7 @@ use sandglass_sandbox::{
 };
 use sandglass_shim::{
     protocol::{CreateReport, Request, Response},
-    spec::{BoxState, Phase},
+    spec::{BoxSpec, BoxState, Phase},
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tracing::{debug, info};
@@ -33,6 +33,9 @@ use super::{
 
 /// Longest wait for a shim to report on a create.
 const CREATE_PATIENCE: Duration = Duration::from_secs(60);
+/// Attempts to connect to a new box, and how long each may take: about four seconds in all.
+const REACH_ATTEMPTS: u32 = 200;
+const REACH_ATTEMPT: Duration = Duration::from_millis(20);
 /// The name of the image made from the host's own files.
 const HOST_IMAGE: &str = "host";
 
@@ -141,6 +144,10 @@ impl Shared {
             Ok(()) => self.run_shim(&dir).await,
             Err(e) => Err(of_io("spec", "write the sandbox directory", &e)),
         };
+        let started = match started {
+            Ok(state) => reachable(&spec, &dir).await.map(|()| state),
+            Err(e) => Err(e),
+        };
         match started {
             Ok(state) => {
                 let about: About = serde_json::from_value(spec.about.clone())
@@ -222,6 +229,23 @@ impl Shared {
             answer.state.ok_or_else(|| error(RuntimeErrorKind::Failed, phase, "the shim told no state"))?;
         self.boxes.set_state(id, state, None).ok_or_else(|| no_such_box(id))
     }
+}
+
+/// Connects to the agent once, so that nobody else has to wait for the link.
+///
+/// The kernel activates a new link a moment after it was set up; a packet sent in between is lost, and the kernel itself repeats it only a
+/// second later. Short attempts of our own find the moment. A box that cannot be reached is not running, whatever its shim says.
+async fn reachable(spec: &BoxSpec, dir: &Path) -> Result<(), RuntimeError> {
+    let Some(network) = &spec.network else { return Ok(()) };
+    let address = SocketAddr::from((network.address, spec.process.agent_port));
+    for _ in 0..REACH_ATTEMPTS {
+        if let Ok(Ok(_)) = tokio::time::timeout(REACH_ATTEMPT, tokio::net::TcpStream::connect(address)).await
+        {
+            return Ok(());
+        }
+    }
+    let _ = ask(dir, &Request::Remove { grace_ms: 0 }).await;
+    Err(error(RuntimeErrorKind::Failed, "network", format!("the agent cannot be reached at {address}")))
 }
 
 #[async_trait]
