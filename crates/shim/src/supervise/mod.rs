@@ -95,7 +95,8 @@ struct Shim {
     console: Option<Console>,
     starting: Option<Starting>,
     removing: Option<Removing>,
-    _lock: ShimLock,
+    /// Given up early only by a create that failed.
+    lock: Option<ShimLock>,
 }
 
 fn begin(
@@ -145,7 +146,7 @@ fn begin(
         console: None,
         starting: None,
         removing: None,
-        _lock: lock,
+        lock: Some(lock),
     };
     match launch(host, dir, &shim.spec, &mut shim.remains, timings) {
         Ok(launched) => {
@@ -237,6 +238,10 @@ impl Shim {
             }
         }
         let failure = self.undo(failure, cause);
+        if self.removing.is_none() {
+            // Whoever hears of the failure removes the directory at once, which it must not while we hold it.
+            self.lock = None;
+        }
         send_report(
             &mut starting.report,
             CreateReport::Failed { phase: failure.phase, message: failure.message },
