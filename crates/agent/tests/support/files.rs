@@ -241,3 +241,24 @@ fn replace_in_files() {
     assert_eq!(agent.post("/files/replace", &json!({ key: { "old": "", "new": "" } })).status, 400);
     assert_eq!(agent.post("/files/replace", &json!({ "/no": { "old": "a", "new": "" } })).status, 404);
 }
+
+#[test]
+fn a_small_request_cannot_make_a_huge_file_or_agent() {
+    let agent = Agent::start();
+    let file = agent.path("f");
+    let key = file.to_str().unwrap();
+    fs::write(&file, "a".repeat(4 << 20)).unwrap();
+    let grow = agent.post("/files/replace", &json!({ key: { "old": "a", "new": "b".repeat(1000) } }));
+    assert_eq!((grow.status, &grow.json()["code"]), (400, &json!("INVALID_REQUEST_BODY")));
+    assert!(grow.json()["message"].as_str().unwrap().contains("4194304000 bytes"), "{}", grow.text());
+    assert_eq!(fs::metadata(&file).unwrap().len(), 4 << 20);
+    let count = fs::read_dir(agent.dir.path()).unwrap().count();
+    let grow = agent.post("/files/replace?verbose=1", &json!({ key: { "old": "a", "new": "b".repeat(50) } }));
+    assert_eq!(grow.json(), json!({ key: { "replacedCount": 4 << 20 } }));
+    assert_eq!(fs::metadata(&file).unwrap().len(), 50 * (4 << 20));
+    assert_eq!(fs::read_dir(agent.dir.path()).unwrap().count(), count);
+    let status = fs::read_to_string(format!("/proc/{}/status", agent.child.id())).unwrap();
+    let peak = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak < 64 << 10, "{peak} KiB");
+}
