@@ -8,6 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
+use rustix::net::{RecvFlags, recv};
 
 use super::{Next, Shim};
 use crate::cgroup::Frozen;
@@ -19,7 +20,7 @@ use crate::spec::Phase;
 /// Distinguishes connections, also of those that are gone.
 pub type ConnectionId = u64;
 
-/// More clients than this wait in the backlog.
+/// More clients than this are refused.
 const MOST_CONNECTIONS: usize = 64;
 
 /// Unsent bytes at which a client is cut off.
@@ -62,6 +63,12 @@ impl Connection {
 
     pub fn finished(&self) -> bool {
         self.closed
+    }
+
+    /// Whether the client has closed its end and everything it sent was read.
+    fn hung_up(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(recv(&self.stream, &mut [0_u8; 1][..], flags), Ok((0, _)))
     }
 
     pub fn flush_before_exit(&mut self) {
@@ -111,24 +118,33 @@ impl AsFd for Connection {
 }
 
 impl Shim {
+    /// Takes new clients; one too many is told so and refused. Nobody who is connected makes room: a subscriber is how
+    /// the server hears of a box's end.
     pub(super) fn accept(&mut self) {
-        while self.connections.len() < MOST_CONNECTIONS {
+        for _ in 0..MOST_CONNECTIONS {
             let Ok((stream, _)) = self.listener.accept() else { return };
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
             self.next_connection += 1;
-            self.connections.push(Connection {
+            let mut connection = Connection {
                 id: self.next_connection,
                 subscribed: false,
                 stream,
                 incoming: Vec::new(),
                 outgoing: Vec::new(),
                 closed: false,
-            });
+            };
+            if self.connections.len() >= MOST_CONNECTIONS {
+                // Those that hung up in this very turn do not count.
+                self.connections.retain(|other| !other.finished() && !other.hung_up());
+            }
+            if self.connections.len() < MOST_CONNECTIONS {
+                self.connections.push(connection);
+            } else if let Ok(frame) = protocol::encode(&refused("too many clients are connected")) {
+                connection.queue(&frame);
+            }
         }
-        // Full: the oldest client makes room, so that a leak elsewhere cannot lock the server out.
-        self.connections.remove(0);
     }
 
     pub(super) fn serve_connection(&mut self, id: ConnectionId, flags: PollFlags) -> Next {

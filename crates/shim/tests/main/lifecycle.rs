@@ -352,6 +352,32 @@ fn the_backstop_removes_a_box_that_nobody_removed() {
 }
 
 #[test]
+fn too_many_clients_are_refused_and_a_subscriber_stays() {
+    let stage = stage();
+    let boxed = stage.boxed();
+    let mut subscriber = boxed.client();
+    assert!(subscriber.request(&Request::Subscribe).unwrap().ok);
+    let mut others = Vec::new();
+    for _ in 1..64 {
+        let mut client = boxed.client();
+        assert!(client.request(&Request::State).unwrap().ok);
+        others.push(client);
+    }
+    for _ in 0..100 {
+        // Refused in words, or already closed by the time of the question.
+        if let Ok(answer) = boxed.client().request(&Request::State) {
+            assert!(!answer.ok && answer.message.unwrap().contains("too many clients"));
+        }
+    }
+    assert!(others[62].request(&Request::Pause).unwrap().ok);
+    assert_eq!(subscriber.next_notice().unwrap().unwrap().event.kind, "paused");
+    assert!(others[0].request(&Request::Resume).unwrap().ok);
+    drop(others);
+    assert!(boxed.ask(Request::State).ok, "there is room again");
+    assert_eq!(subscriber.next_notice().unwrap().unwrap().event.kind, "resumed");
+}
+
+#[test]
 fn subscribers_hear_everything_and_a_deaf_one_is_cut_off() {
     let stage = stage();
     let boxed = stage.boxed();
@@ -386,7 +412,6 @@ fn nonsense_on_the_socket_hurts_only_its_sender() {
         let _ = stream.read_to_end(&mut rest);
     }
     let crowd: Vec<_> = (0..100).map(|_| sandglass_shim::client::connect(&boxed.dir).unwrap()).collect();
-    assert!(boxed.ask(Request::State).ok);
     drop(crowd);
     assert!(boxed.ask(Request::State).ok);
 }
