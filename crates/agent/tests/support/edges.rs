@@ -1,7 +1,8 @@
 //! Everything around the handlers: errors, routes, authentication, hostile input, the port bridge, metrics.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -88,6 +89,46 @@ fn many_idle_connections_do_not_lock_out_a_client_of_a_small_agent() {
 }
 
 #[test]
+fn local_connections_are_few_and_must_ask() {
+    let agent = Agent::start();
+    let mut kept = agent.connect();
+    kept.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let ask = |stream: &mut TcpStream| {
+        stream.write_all(b"GET /ping HTTP/1.1\r\nHost: b\r\n\r\n").unwrap();
+        let mut raw = Vec::new();
+        while !raw.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            raw.push(byte[0]);
+        }
+        assert_eq!(parse(&raw).status, 200);
+    };
+    ask(&mut kept);
+    let start = Instant::now();
+    let mut idle: Vec<_> = (0..200).map(|_| agent.connect()).collect();
+    // Half a head is not one.
+    let _ = idle[0].write_all(b"GET /ping HTTP/1.1\r\nX: ");
+    std::thread::sleep(Duration::from_millis(500));
+    let closed = |stream: &mut TcpStream| {
+        stream.set_nonblocking(true).unwrap();
+        let read = stream.read(&mut [0; 512]);
+        stream.set_nonblocking(false).unwrap();
+        !read.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    let refused = idle.iter_mut().skip(1).filter_map(|s| closed(s).then_some(())).count();
+    assert!((72..=74).contains(&refused), "{refused}");
+    // One that is connected keeps its slot, and goes on being served.
+    ask(&mut kept);
+    let _ = idle[0].read_to_end(&mut Vec::new());
+    let took = start.elapsed();
+    assert!((Duration::from_secs(9)..Duration::from_secs(14)).contains(&took), "{took:?}");
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(idle.iter_mut().all(closed));
+    ask(&mut kept);
+    assert_eq!(agent.get("/ping").status, 200);
+}
+
+#[test]
 fn the_bridge_streams_and_hides_the_token() {
     let agent = Agent::start_with(&["--access-token", "tok"], &[]);
     let target = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -124,6 +165,9 @@ fn the_bridge_streams_and_hides_the_token() {
     assert_eq!((own("ping").status, own("ping").header("content-length")), (200, Some("0")));
     assert_eq!(own(&format!("proxy/{}/metrics", agent.port)).status, 200);
     assert_eq!(agent.get(&format!("/proxy/{}/metrics", agent.port)).status, 401);
+    let nobody = agent.send("GET", "/proxy/1/x", &token, b"");
+    assert_eq!((nobody.status, nobody.text().as_str()), (502, "Bad Gateway"));
+    assert_eq!(nobody.header("content-type"), Some("text/plain; charset=utf-8"));
     for (path, status) in [
         ("/proxy/", 400),
         ("/proxy/0/x", 400),
