@@ -1,7 +1,7 @@
 //! `GET /files/download`: whole files, byte ranges, conditional requests and line windows, all streamed.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -86,7 +86,6 @@ fn open(path: &Path) -> Result<Source, Failure> {
 }
 
 fn probe(file: &File) -> io::Result<Vec<u8>> {
-    use std::io::Read;
     let mut bytes = Vec::new();
     file.take(PROBE as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -278,7 +277,7 @@ fn window(source: Source, offset: u64, limit: u64) -> reply::Reply {
     }
     let (tx, body) = Body::channel(2, None);
     tokio::task::spawn_blocking(move || {
-        let reader = BufReader::with_capacity(64 << 10, &*source.file);
+        let reader = BufReader::with_capacity(64 << 10, WhileWanted { file: &source.file, tx: &tx });
         let mut out = Vec::new();
         let copied = copy_lines(reader, offset, limit, |piece| {
             out.extend_from_slice(piece);
@@ -290,6 +289,21 @@ fn window(source: Source, offset: u64, limit: u64) -> reply::Reply {
         };
     });
     reply::with_type(StatusCode::OK, reply::TEXT, body)
+}
+
+/// A file that cannot be read on once the client has left: finding a far line may take long and send nothing.
+struct WhileWanted<'a> {
+    file: &'a File,
+    tx: &'a ChunkSender,
+}
+
+impl Read for WhileWanted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.tx.is_closed() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        self.file.read(buffer)
+    }
 }
 
 fn flush(tx: &ChunkSender, out: &mut Vec<u8>) -> bool {

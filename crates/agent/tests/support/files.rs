@@ -1,7 +1,9 @@
 //! `/files` and `/directories`.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -261,4 +263,24 @@ fn a_small_request_cannot_make_a_huge_file_or_agent() {
     let peak = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap();
     let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(peak < 64 << 10, "{peak} KiB");
+}
+
+#[test]
+fn a_scan_for_a_far_line_ends_with_its_client() {
+    let agent = Agent::start();
+    // Sparse, but far too long to be read through within the test.
+    fs::File::create(agent.path("sparse")).unwrap().set_len(1 << 42).unwrap();
+    let target = format!("/files/download?path={}&offset=999999999&limit=1", agent.path("sparse").display());
+    let mut clients: Vec<_> = (0..8).map(|_| agent.connect()).collect();
+    for client in &mut clients {
+        write!(client, "GET {target} HTTP/1.1\r\nHost: b\r\n\r\n").unwrap();
+        let mut head = [0; 15];
+        client.read_exact(&mut head).unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200 OK");
+    }
+    // All threads for file work are busy now, and come back when the clients go.
+    drop(clients);
+    let start = Instant::now();
+    assert_eq!(agent.get(&format!("/files/info?path={}", agent.path("sparse").display())).status, 200);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
