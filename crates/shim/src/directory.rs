@@ -58,8 +58,7 @@ impl BoxDir {
                 spec.version
             )));
         }
-        // It names control groups, as a single directory.
-        if spec.id.is_empty() || spec.id.starts_with('.') || spec.id.contains('/') {
+        if !is_possible_id(&spec.id) {
             return Err(io::Error::other(format!("spec.json has the impossible id {:?}", spec.id)));
         }
         Ok(spec)
@@ -129,6 +128,11 @@ impl BoxDir {
         let path = self.join("shim.lock");
         OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
     }
+}
+
+/// An id names control groups, as a single directory.
+pub fn is_possible_id(id: &str) -> bool {
+    !id.is_empty() && !id.starts_with('.') && !id.contains(['/', '\0'])
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {

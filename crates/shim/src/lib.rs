@@ -2,7 +2,7 @@
 //!
 //! Three processes use this crate:
 //!
-//! * the **server** uses [`Zygote`], [`client`], [`teardown`], [`host_network`] and [`doctor`];
+//! * the **server** uses [`Zygote`], [`client`], [`teardown`], [`end_by_id`], [`host_network`] and [`doctor`];
 //! * the **zygote** (`sandglass-shim zygote`) forks one shim for each create;
 //! * the **shim** makes the box, supervises it, and lives as long as the sandbox directory.
 //!
@@ -37,5 +37,5 @@ mod teardown;
 mod zygote;
 
 pub use create::Zygote;
-pub use teardown::{TeardownError, remove_dir, shim_alive, teardown};
+pub use teardown::{TeardownError, end_by_id, remove_dir, shim_alive, teardown};
 pub use zygote::{run as shim_main, zygote as zygote_main};

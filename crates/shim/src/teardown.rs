@@ -2,7 +2,8 @@
 //!
 //! The mounts went with the shim's namespace and the processes were killed with it, so what may be left is control
 //! groups, the host's end of the veth pair, and for a moment processes.
-//! Invariant: safe to call again and again, and at any time when no shim runs; records are kept.
+//! Also, by [`end_by_id`], what it does when the directory is gone and a shim may still run.
+//! Invariant: safe to call again and again; [`teardown`] at any time when no shim runs, and it keeps the records.
 
 use std::fs;
 use std::io;
@@ -10,7 +11,7 @@ use std::path::Path;
 
 use crate::cgroup::{Cgroup, Layout};
 use crate::client::SOCKET;
-use crate::directory::{BoxDir, boot_id, now_ms};
+use crate::directory::{BoxDir, boot_id, is_possible_id, now_ms};
 use crate::remains::{Init, Remains};
 use crate::spec::{BoxEvent, BoxState, ExitCause, ExitRecord, Phase};
 
@@ -53,6 +54,36 @@ pub fn teardown(dir: &Path) -> Result<(), TeardownError> {
     remains.clear().map_err(|(step, source)| TeardownError { id: id.clone(), step, source })?;
     let _ = fs::remove_file(dir.join(SOCKET));
     record(&files, state).map_err(failed("record the end"))
+}
+
+/// Ends the box `id` when its directory is gone, for example removed by hand: kills its shim, everything in its control
+/// groups, and removes those and the host's end of its network. Keeps and writes no records.
+///
+/// The shim is killed only if process `shim_pid` started at `shim_start_ticks`; both must come from this boot of
+/// the machine. Safe to call again and again. Blocks until the processes are gone, which may take seconds.
+///
+/// # Errors
+/// The first step that failed; the others were tried nevertheless.
+pub fn end_by_id(
+    id: &str,
+    host_interface: Option<&str>,
+    shim_pid: i32,
+    shim_start_ticks: u64,
+) -> Result<(), TeardownError> {
+    let failed = |step| move |source| TeardownError { id: id.to_owned(), step, source };
+    if !is_possible_id(id) {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "no box can have this id");
+        return Err(failed("find the control groups")(source));
+    }
+    let layout = Layout::detect().map_err(failed("find the control groups"))?;
+    let mut remains = Remains {
+        cgroup: Some(Cgroup::locate(&layout, id)),
+        // The box's first process dies with the shim, and the rest of the box with that.
+        init: (shim_pid > 1).then(|| Init::find(shim_pid, shim_start_ticks)).flatten(),
+        host_interface: host_interface.map(str::to_owned),
+        ..Remains::default()
+    };
+    remains.clear().map_err(|(step, source)| failed(step)(source))
 }
 
 fn record(files: &BoxDir, state: Option<BoxState>) -> io::Result<()> {

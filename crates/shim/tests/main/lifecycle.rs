@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use sandglass_shim::client::{Client, read_report};
 use sandglass_shim::protocol::{CreateReport, Request};
 use sandglass_shim::spec::{Bind, ExitCause, Graft, MutableFacts, Phase};
-use sandglass_shim::{Zygote, shim_alive, teardown};
+use sandglass_shim::{Zygote, end_by_id, shim_alive, teardown};
 
 use crate::stage::{SHIM, TestBox, eventually, skip, stage, traces, write_facts};
 
@@ -246,6 +246,35 @@ fn a_killed_shim_takes_the_box_along_and_teardown_removes_the_rest() {
         assert_eq!((state.phase, state.exit.unwrap().cause), (Phase::Exited, ExitCause::ShimLost));
         assert!(boxed.dir.join("spec.json").exists());
         teardown(&boxed.dir).unwrap();
+    }
+}
+
+#[test]
+fn a_box_whose_directory_was_removed_is_ended_by_its_id() {
+    let stage = stage();
+    for paused in [false, true] {
+        let boxed = stage.boxed();
+        let bystander = stage.boxed();
+        if paused {
+            assert!(boxed.ask(Request::Pause).ok);
+        }
+        let aside = stage.home.join(format!("removed-{}", boxed.spec.id));
+        fs::rename(&boxed.dir, &aside).unwrap();
+        let interface = boxed.spec.network.as_ref().map(|network| network.host_interface.as_str());
+        let (id, pid, ticks) = (&boxed.spec.id, boxed.state.shim_pid, boxed.state.shim_start_ticks);
+        // Some other process with that number would be left alone.
+        end_by_id("sandglass-nobody", None, pid, ticks + 1).unwrap();
+        assert!(Path::new(&format!("/proc/{pid}/exe")).exists());
+        for _ in 0..2 {
+            end_by_id(id, interface, pid, ticks).unwrap();
+            assert_eq!(traces(&boxed.spec, &aside), NOTHING);
+            eventually("the shim has ended", || !Path::new(&format!("/proc/{pid}/exe")).exists());
+        }
+        assert_eq!(bystander.run("echo alive").0, "alive");
+        fs::remove_dir_all(&aside).unwrap();
+    }
+    for id in ["", ".", "..", "../sandglass", "a/b"] {
+        assert!(end_by_id(id, None, 0, 0).is_err(), "{id:?}");
     }
 }
 
