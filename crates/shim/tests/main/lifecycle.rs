@@ -357,7 +357,8 @@ fn removal_gives_the_agent_its_grace() {
 #[test]
 fn the_backstop_removes_a_box_that_nobody_removed() {
     let stage = stage();
-    let facts = MutableFacts { expires_at_ms: Some(now_ms() + 150), ..MutableFacts::default() };
+    // Long enough for three creates and a subscription on a busy machine.
+    let facts = MutableFacts { expires_at_ms: Some(now_ms() + 3_000), ..MutableFacts::default() };
     let boxed = stage.create_with(stage.spec(), &facts).unwrap_or_else(|error| panic!("{error:?}"));
     let renewed = stage.create_with(stage.spec(), &facts).unwrap_or_else(|error| panic!("{error:?}"));
     let unheard = stage.create_with(stage.spec(), &facts).unwrap_or_else(|error| panic!("{error:?}"));
