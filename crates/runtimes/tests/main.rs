@@ -166,3 +166,27 @@ async fn a_box_ends_by_itself_when_no_server_comes_back() {
     }
     panic!("left: {:?}", remains(dir.path()));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_box_whose_files_were_removed_by_hand_is_ended_all_the_same() {
+    for lost in ["shim.sock", "."] {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = EmbeddedRuntime::open(config(dir.path())).unwrap();
+        let id = SandboxId::random();
+        runtime.start(id, &plan(None)).await.unwrap();
+        let facts = runtime.describe(id).await.unwrap();
+        let folder = dir.path().join("sandboxes").join(id.to_string());
+        if lost == "." {
+            std::fs::remove_dir_all(&folder).unwrap();
+        } else {
+            std::fs::remove_file(folder.join(lost)).unwrap();
+        }
+        runtime.remove(id, Duration::ZERO).await.unwrap();
+        assert_eq!(remains(dir.path()), Vec::<String>::new(), "after losing {lost}");
+        for process in ["Shim PID", "Init PID"] {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", facts[process])).unwrap_or_default();
+            assert!(stat.is_empty() || stat.contains(") Z "), "{process} lives after losing {lost}");
+        }
+        runtime.remove_network().unwrap();
+    }
+}

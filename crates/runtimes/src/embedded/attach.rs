@@ -60,7 +60,7 @@ impl Shared {
         };
         for id in gone {
             if !self.dir(id).exists() {
-                self.forget(id);
+                self.end_and_forget(id).await;
             }
         }
         Ok(())
@@ -161,7 +161,7 @@ impl Shared {
             }
             let busy = self.busy().contains(&id);
             if !busy && !dir.exists() {
-                return self.forget(id);
+                return self.end_and_forget(id).await;
             }
             if !busy && !shim_lives(&dir).await {
                 self.bury(id, &dir).await;
@@ -199,7 +199,11 @@ impl Shared {
     pub(super) async fn clear(&self, id: SandboxId) -> Result<(), RuntimeError> {
         let dir = self.dir(id);
         let done = tokio::task::spawn_blocking(move || {
-            sandglass_shim::teardown(&dir).map_err(|e| describe(&e))?;
+            match sandglass_shim::teardown(&dir) {
+                // The records go in a moment; a full disk must not keep us from making room.
+                Err(e) if e.source.kind() != io::ErrorKind::StorageFull => return Err(describe(&e)),
+                _ => {}
+            }
             match sandglass_shim::remove_dir(&dir) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
                     Err(format!("cannot remove its directory: {e}"))
@@ -212,6 +216,32 @@ impl Shared {
             Ok(Err(message)) => Err(RuntimeError::new(RuntimeErrorKind::Failed, "teardown", message)),
             Err(e) => Err(RuntimeError::new(RuntimeErrorKind::Failed, "teardown", e.to_string())),
         }
+    }
+
+    /// The directory is gone: nothing else of the box may stay, also when somebody removed the directory by hand.
+    pub(super) async fn end_and_forget(&self, id: SandboxId) {
+        if let Err(error) = self.end_without_directory(id).await {
+            warn!(sandbox = %id, error = %error, "a box without a directory could not be ended; trying again later");
+            return;
+        }
+        self.forget(id);
+    }
+
+    /// Ends shim, processes, cgroups and interface of a known box by their names alone. An unknown box is success.
+    pub(super) async fn end_without_directory(&self, id: SandboxId) -> Result<(), RuntimeError> {
+        let found = self.boxes.lock().get(&id).map(|known| {
+            let interface = known.spec.network.as_ref().map(|n| n.host_interface.clone());
+            (interface, known.state.shim_pid, known.state.shim_start_ticks)
+        });
+        let Some((interface, pid, ticks)) = found else { return Ok(()) };
+        let ended = tokio::task::spawn_blocking(move || {
+            sandglass_shim::end_by_id(&id.to_string(), interface.as_deref(), pid, ticks)
+                .map_err(|e| describe(&e))
+        });
+        ended
+            .await
+            .unwrap_or_else(|e| Err(e.to_string()))
+            .map_err(|message| RuntimeError::new(RuntimeErrorKind::Failed, "teardown", message))
     }
 
     /// The box and its directory are gone: its address may be used again.

@@ -20,7 +20,7 @@ use sandglass_shim::{
     spec::{BoxSpec, BoxState, Phase},
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::{
     EmbeddedRuntime, Shared,
@@ -167,7 +167,9 @@ impl Shared {
             }
             Err(e) => {
                 // The shim has torn down what it made; this covers a shim that died, and the directory.
-                self.clear(id).await?;
+                if let Err(left) = self.clear(id).await {
+                    warn!(sandbox = %id, error = %left, "a create that failed left something behind");
+                }
                 Err(e)
             }
         }
@@ -322,9 +324,13 @@ impl Runtime for EmbeddedRuntime {
                 // No shim, or it died on the way: what it has not done is done here.
                 Err(_) => {}
             }
-            if dir.exists() {
+            if dir.exists() && shared.clear(id).await.is_err() {
+                // A shim that lives but cannot be asked, because its socket is gone.
+                shared.end_without_directory(id).await?;
                 shared.clear(id).await?;
             }
+        } else {
+            shared.end_without_directory(id).await?;
         }
         shared.forget(id);
         Ok(())
@@ -382,6 +388,8 @@ impl Runtime for EmbeddedRuntime {
 
     async fn events(&self, id: SandboxId) -> Result<Vec<BoxEvent>, RuntimeError> {
         let dir = self.shared.dir(id);
+        // Lets the shim look at what it is not woken for; without a shim there is nothing new to tell.
+        let _ = ask(&dir, &Request::State).await;
         let read = tokio::task::spawn_blocking(move || records::read_events(&dir)).await;
         let events =
             read.map_err(io::Error::other).flatten().map_err(|e| of_io("events", "read the events", &e))?;
