@@ -58,6 +58,9 @@ impl SqliteStore {
             .run(&writer)
             .await
             .map_err(|e| StoreError::Unavailable(format!("cannot prepare the tables: {e}")))?;
+        if let Err(error) = reserve(&writer).await {
+            tracing::warn!(%error, "no space could be reserved for the time when the disk is full");
+        }
         let readers = SqlitePoolOptions::new()
             .max_connections(2)
             .min_connections(0)
@@ -70,6 +73,20 @@ impl SqliteStore {
         self.readers.close().await;
         self.writer.close().await;
     }
+}
+
+/// Leaves free pages in the database and a log of some length beside it, so that removals can be recorded on a full disk:
+/// it is they that make room again.
+async fn reserve(writer: &SqlitePool) -> Result<(), sqlx::Error> {
+    for statement in [
+        "CREATE TABLE reserve (filler BLOB)",
+        "INSERT INTO reserve VALUES (zeroblob(2097152))",
+        "DROP TABLE reserve",
+        "PRAGMA wal_checkpoint(PASSIVE)",
+    ] {
+        sqlx::query(statement).execute(writer).await?;
+    }
+    Ok(())
 }
 
 fn private_file(path: &Path) -> std::io::Result<()> {
