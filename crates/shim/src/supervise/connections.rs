@@ -176,6 +176,8 @@ impl Shim {
     fn obey(&mut self, id: ConnectionId, request: &Request) -> Next {
         let answer = match request {
             Request::State => {
+                // A v1 kernel counts refused forks without waking anybody.
+                self.report_mishaps();
                 let usage = self.remains.cgroup.as_ref().map(crate::cgroup::Cgroup::usage);
                 Response { usage, ..self.current() }
             }
