@@ -97,7 +97,7 @@ impl Prepared {
         let Self { config, listener, runtime } = self;
         let path = config.store.path.clone();
         let store = SqliteStore::open(&path).await.map_err(|source| StartError::Store { path, source })?;
-        let images = images(&runtime);
+        let images = images(&runtime, &config.embedded.state_dir);
         let runtime = Arc::new(runtime);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let settings = Settings {
@@ -123,8 +123,14 @@ impl Prepared {
     }
 }
 
-fn images(runtime: &EmbeddedRuntime) -> Images {
-    Images { store: runtime.images().clone(), in_use: Arc::new(runtime.image_users()) }
+fn images(runtime: &EmbeddedRuntime, state_dir: &std::path::Path) -> Images {
+    let uploads = state_dir.join("uploads");
+    // What a killed server left half uploaded is of no use.
+    let _ = std::fs::remove_dir_all(&uploads);
+    if let Err(error) = std::fs::create_dir_all(&uploads) {
+        warn!(%error, "there is no room for image uploads");
+    }
+    Images { store: runtime.images().clone(), uploads, in_use: Arc::new(runtime.image_users()) }
 }
 
 fn bracketed(host: &str) -> String {

@@ -54,7 +54,7 @@ impl Edge {
         let mut config = Config::default();
         config.server.api_key = Some(Secret::new("k"));
         let store = Arc::new(ImageStore::open(dir.path()).unwrap());
-        let images = Images { store, in_use: Arc::new(Default::default) };
+        let images = Images { store, uploads: std::env::temp_dir(), in_use: Arc::new(Default::default) };
         Self { router: router::build(App::new(Arc::new(config), engine, images)), _dir: dir }
     }
 

@@ -3,7 +3,7 @@
 //! Long operations answer with JSON lines: progress, then exactly one `done` or `error` line. The work goes on when the client leaves, except
 //! that an import ends with its upload.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use axum::{
     body::{Body, Bytes},
@@ -31,6 +31,8 @@ const MAX_ARCHIVE_BYTES: u64 = 64 << 30;
 #[derive(Clone)]
 pub struct Images {
     pub store: Arc<ImageStore>,
+    /// Where archives lie while they are uploaded; on the disk of the images, not in the system's temporary directory.
+    pub uploads: PathBuf,
     pub in_use: Arc<dyn Fn() -> BTreeSet<String> + Send + Sync>,
 }
 
@@ -134,7 +136,7 @@ pub async fn pull(State(images): State<Images>, body: RawBody) -> ApiResult<Resp
 pub async fn import(State(images): State<Images>, request: Request) -> ApiResult<Response> {
     let query = QueryString::parse(request.uri().query());
     let name = query.last("name").filter(|n| !n.is_empty()).map(str::to_owned);
-    let archive = receive(request.into_body()).await?;
+    let archive = receive(&images.uploads, request.into_body()).await?;
     let (tell, lines) = mpsc::channel(64);
     tokio::task::spawn_blocking(move || {
         let report = progress_lines(tell.clone());
@@ -156,8 +158,8 @@ pub async fn import(State(images): State<Images>, request: Request) -> ApiResult
 }
 
 /// Writes the upload to a file that disappears with its handle.
-async fn receive(body: Body) -> ApiResult<tempfile::NamedTempFile> {
-    let file = tempfile::NamedTempFile::new().map_err(|_| no_room())?;
+async fn receive(uploads: &std::path::Path, body: Body) -> ApiResult<tempfile::NamedTempFile> {
+    let file = tempfile::NamedTempFile::new_in(uploads).map_err(|_| no_room())?;
     let mut out = tokio::fs::File::from_std(file.reopen().map_err(|_| no_room())?);
     let mut size = 0u64;
     let mut chunks = body.into_data_stream();
@@ -174,7 +176,7 @@ async fn receive(body: Body) -> ApiResult<tempfile::NamedTempFile> {
 }
 
 fn no_room() -> ApiError {
-    ApiError::new(Code::NoSpace, "the archive cannot be written to the server's temporary directory")
+    ApiError::new(Code::NoSpace, "the archive cannot be written to the server's state directory")
 }
 
 /// `DELETE /images/{reference}`
