@@ -54,7 +54,6 @@ impl Store for MemoryStore {
     async fn insert_create(
         &self,
         intent: &Intent,
-        event: &EventRecord,
         key: Option<(&str, &IdempotencyRecord)>,
     ) -> Result<Claim, StoreError> {
         let mut tables = self.write()?;
@@ -65,7 +64,6 @@ impl Store for MemoryStore {
             tables.keys.insert(key.to_owned(), record.clone());
         }
         tables.intents.insert(intent.sandbox_id, intent.clone());
-        tables.events.push((intent.sandbox_id, event.clone()));
         Ok(Claim::Claimed)
     }
 

@@ -9,7 +9,7 @@ mod binaries;
 mod boxes;
 mod control;
 mod disk;
-mod host_image;
+mod found_images;
 mod network;
 mod plan;
 mod records;
@@ -29,7 +29,7 @@ use sandglass_shim::Zygote;
 pub use sandglass_shim::host_network::Subnet;
 
 use boxes::Boxes;
-use host_image::HostImage;
+use found_images::FoundImages;
 use network::Network;
 
 /// What the embedded runtime needs to know.
@@ -61,7 +61,7 @@ struct Shared {
     agent: PathBuf,
     shim: PathBuf,
     images: Arc<ImageStore>,
-    host_image: HostImage,
+    found: FoundImages,
     network: Network,
     boxes: Boxes,
     /// Ids whose directory is being filled or emptied right now; a full list skips them.
@@ -114,7 +114,7 @@ impl EmbeddedRuntime {
                 agent,
                 shim,
                 images: Arc::new(images),
-                host_image: HostImage::default(),
+                found: FoundImages::default(),
                 network,
                 boxes: Boxes::default(),
                 busy: Mutex::default(),

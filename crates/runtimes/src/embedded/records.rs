@@ -27,12 +27,20 @@ fn replace<T: Serialize>(dir: &Path, name: &str, value: &T) -> io::Result<()> {
     fs::rename(&partial, dir.join(name))
 }
 
+/// Writes a file that was not there. A crash leaves half of it, which a later look takes for what it is: a box that never began.
+fn write_first<T: Serialize>(dir: &Path, name: &str, value: &T) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(dir.join(name))?;
+    file.write_all(&serde_json::to_vec(value).map_err(io::Error::other)?)
+}
+
 fn read<T: DeserializeOwned>(dir: &Path, name: &str) -> io::Result<T> {
     serde_json::from_slice(&fs::read(dir.join(name))?).map_err(io::Error::other)
 }
 
-pub(super) fn write_spec(dir: &Path, spec: &BoxSpec) -> io::Result<()> {
-    replace(dir, "spec.json", spec)
+/// Facts before specification: who finds a readable specification finds the facts too.
+pub(super) fn write_first_files(dir: &Path, spec: &BoxSpec, facts: &MutableFacts) -> io::Result<()> {
+    write_first(dir, "facts.json", facts)?;
+    write_first(dir, "spec.json", spec)
 }
 
 pub(super) fn read_spec(dir: &Path) -> io::Result<BoxSpec> {

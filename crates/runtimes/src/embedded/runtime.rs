@@ -93,25 +93,35 @@ impl Shared {
                 let message = "the `host` image is offered only by servers that listen on a loopback address; see [embedded] host_image";
                 return Err(error(RuntimeErrorKind::Invalid, "image", message));
             }
-            if let Some(image) = self.host_image.remembered() {
+            if let Some(image) = self.found.host() {
                 return Ok(Some(image));
             }
             let shared = self.clone();
-            let made = tokio::task::spawn_blocking(move || shared.host_image.make(&shared.images)).await;
+            let made = tokio::task::spawn_blocking(move || shared.found.make_host(&shared.images)).await;
             return match made {
                 Ok(image) => image.map(Some).map_err(|e| of_image(&e)),
                 Err(e) => Err(error(RuntimeErrorKind::Failed, "image", e.to_string())),
             };
         }
-        let (images, reference) = (self.images.clone(), reference.to_owned());
-        match tokio::task::spawn_blocking(move || images.resolve(&reference)).await {
-            Ok(found) => found.map_err(|e| of_image(&e)),
+        let (images, wanted) = (self.images.clone(), reference.to_owned());
+        match tokio::task::spawn_blocking(move || images.resolve(&wanted)).await {
+            Ok(found) => {
+                let found = found.map_err(|e| of_image(&e))?;
+                if let Some(image) = &found {
+                    self.found.prepared(reference, image);
+                }
+                Ok(found)
+            }
             Err(e) => Err(error(RuntimeErrorKind::Failed, "image", e.to_string())),
         }
     }
 
     async fn make(self: &Arc<Self>, id: SandboxId, plan: &StartPlan) -> Result<Observation, RuntimeError> {
-        let image = self.find_image(&plan.spec.image).await?.ok_or_else(|| {
+        let found = match self.found.just_prepared(&plan.spec.image) {
+            Some(image) => Some(image),
+            None => self.find_image(&plan.spec.image).await?,
+        };
+        let image = found.ok_or_else(|| {
             error(
                 RuntimeErrorKind::ImagePull,
                 "image",
@@ -137,9 +147,8 @@ impl Shared {
         let dir = self.dir(id);
         let spec = self.box_spec(id, plan, image, slot)?;
         let facts = facts_for_shim(&plan.facts);
-        let written = records::private_dir(&dir)
-            .and_then(|()| records::write_facts(&dir, &facts))
-            .and_then(|()| records::write_spec(&dir, &spec));
+        let written =
+            records::private_dir(&dir).and_then(|()| records::write_first_files(&dir, &spec, &facts));
         let started = match written {
             Ok(()) => self.run_shim(&dir).await,
             Err(e) => Err(of_io("spec", "write the sandbox directory", &e)),
@@ -375,7 +384,7 @@ impl Runtime for EmbeddedRuntime {
         if self.shared.config.host_image {
             // Made ahead, so that the first create does not wait for it; if it fails, that create says why.
             let shared = self.shared.clone();
-            tokio::task::spawn_blocking(move || shared.host_image.make(&shared.images).err());
+            tokio::task::spawn_blocking(move || shared.found.make_host(&shared.images).err());
         }
         Box::pin(UnboundedReceiverStream::new(told))
     }

@@ -53,11 +53,10 @@ pub trait Store: Send + Sync + 'static {
     /// Every open intent.
     async fn open_intents(&self) -> Result<Vec<Intent>, StoreError>;
 
-    /// Inserts a create intent, its first event and, when given, its idempotency key in one transaction.
+    /// Inserts a create intent and, when given, its idempotency key in one transaction. Its history line is written with its outcome.
     async fn insert_create(
         &self,
         intent: &Intent,
-        event: &EventRecord,
         key: Option<(&str, &IdempotencyRecord)>,
     ) -> Result<Claim, StoreError>;
 

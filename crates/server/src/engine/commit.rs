@@ -14,7 +14,7 @@ use sandglass_sandbox::{
     ports::{
         RuntimeErrorKind, StoreError,
         runtime::RuntimeError,
-        store::{Advance, Claim, IdempotencyRecord},
+        store::{Advance, Claim, EventRecord, IdempotencyRecord},
     },
     spec::{Credentials, MutableFacts, Spec},
 };
@@ -64,6 +64,11 @@ pub struct NewSandbox {
     pub key: Option<(String, String)>,
 }
 
+/// The history line of an accepted create, written with its outcome.
+pub(super) fn accepted(create: &Create, at: Timestamp) -> EventRecord {
+    EventRecord { at, kind: "accepted".into(), message: format!("image {}", create.spec.image) }
+}
+
 impl Engine {
     /// Accepts a sandbox and waits a short grace for it to come up. The entry is `Pending` when it needs longer.
     ///
@@ -81,13 +86,12 @@ impl Engine {
         }
         let id = SandboxId::random();
         let intent = self.create_intent(id, &new, now)?;
-        let event = self.event("accepted", &format!("image {}", new.spec.image));
         let claim = match &new.key {
             Some((key, fingerprint)) => {
                 let record = IdempotencyRecord { fingerprint: fingerprint.clone(), sandbox_id: id };
-                self.store.insert_create(&intent, &event, Some((key, &record))).await?
+                self.store.insert_create(&intent, Some((key, &record))).await?
             }
-            None => self.store.insert_create(&intent, &event, None).await?,
+            None => self.store.insert_create(&intent, None).await?,
         };
         if let (Claim::Taken(taken), Some((_, fingerprint))) = (claim, &new.key) {
             return self.repeat(&taken, fingerprint);
@@ -295,11 +299,26 @@ impl Engine {
                 let generation = intent.generation;
                 self.index.set_intent(intent);
                 self.poke(id);
+                self.record_overtaken_create(&entry).await;
                 return Ok(Some(generation));
             }
             tokio::time::sleep(AFTER_LOST_RACE).await;
         }
         Err(EngineError::Contended)
+    }
+
+    /// A create that is removed before it had an outcome still leaves its line in the history.
+    async fn record_overtaken_create(&self, entry: &Entry) {
+        let Some(Intent { operation: Operation::Create(create), accepted_at, .. }) = entry.intent.as_deref()
+        else {
+            return;
+        };
+        if matches!(create.progress, Progress::Failed { .. }) {
+            return;
+        }
+        if let Err(error) = self.store.append(entry.id, &[accepted(create, *accepted_at)]).await {
+            warn!(sandbox = %entry.id, %error, "an event could not be recorded");
+        }
     }
 
     /// Moves the expiry. Returns the new instant.

@@ -20,7 +20,7 @@ use sandglass_sandbox::{
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use super::{Engine, index::Entry};
+use super::{Engine, commit::accepted, index::Entry};
 
 /// How long to leave a store alone that cannot be written.
 const STORE_RETRY: Duration = Duration::from_secs(1);
@@ -109,7 +109,9 @@ impl Engine {
             (Step::Remove, Operation::Remove { reason, .. }) => self.remove(id, intent, reason.word()).await,
             (Step::Close(outcome), operation) => {
                 let events = match (outcome, operation) {
-                    (Outcome::Done, Operation::Create(_)) => vec![self.event("running", "the sandbox is up")],
+                    (Outcome::Done, Operation::Create(create)) => {
+                        vec![accepted(create, intent.accepted_at), self.event("running", "the sandbox is up")]
+                    }
                     (Outcome::Done, _) => Vec::new(),
                     (Outcome::Overtaken, _) => {
                         vec![self.event("overtaken", "the box ended before the operation took effect")]
@@ -276,7 +278,11 @@ impl Engine {
             operation: Operation::Create(Box::new(failed)),
             ..intent.as_ref().clone()
         };
+        let accepted = accepted(create, intent.accepted_at);
         if self.store.advance(Some(generation), &failed, Some(&event)).await? == Advance::Written {
+            if let Err(error) = self.store.append(id, &[accepted]).await {
+                warn!(sandbox = %id, %error, "an event could not be recorded");
+            }
             self.index.set_intent(failed);
         }
         Ok(())

@@ -111,9 +111,14 @@ impl Store for SqliteStore {
     async fn insert_create(
         &self,
         intent: &Intent,
-        event: &EventRecord,
         key: Option<(&str, &IdempotencyRecord)>,
     ) -> Result<Claim, StoreError> {
+        if key.is_none() {
+            // One statement is its own transaction, and this one is on the way of every create.
+            let mut writer = self.writer.acquire().await.map_err(unavailable)?;
+            intents::insert(&mut writer, intent).await?;
+            return Ok(Claim::Claimed);
+        }
         let mut tx = self.writer.begin_with(BEGIN).await.map_err(unavailable)?;
         if let Some((key, record)) = key {
             if let Some(taken) = idempotency::find(&mut *tx, key).await? {
@@ -122,7 +127,6 @@ impl Store for SqliteStore {
             idempotency::insert(&mut tx, key, record, intent.accepted_at).await?;
         }
         intents::insert(&mut tx, intent).await?;
-        events::append(&mut tx, intent.sandbox_id, std::slice::from_ref(event)).await?;
         tx.commit().await.map_err(unavailable)?;
         Ok(Claim::Claimed)
     }

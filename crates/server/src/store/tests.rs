@@ -45,9 +45,7 @@ async fn an_idempotency_key_is_claimed_once() {
     let record = |id| IdempotencyRecord { fingerprint: "f".into(), sandbox_id: id };
     let claim = |id| {
         let (store, record) = (store.clone(), record(id));
-        async move {
-            store.insert_create(&intent(id, 1, Operation::Pause), &event("x"), Some(("k", &record))).await
-        }
+        async move { store.insert_create(&intent(id, 1, Operation::Pause), Some(("k", &record))).await }
     };
     assert_eq!(claim(first).await.unwrap(), Claim::Claimed);
     assert_eq!(claim(second).await.unwrap(), Claim::Taken(record(first)));
