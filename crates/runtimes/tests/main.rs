@@ -190,3 +190,30 @@ async fn a_box_whose_files_were_removed_by_hand_is_ended_all_the_same() {
         runtime.remove_network().unwrap();
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_whose_box_never_ran_is_removed_and_the_box_can_be_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ran, asked) = (SandboxId::random(), SandboxId::random());
+    {
+        let first = EmbeddedRuntime::open(config(dir.path())).unwrap();
+        first.start(ran, &plan(None)).await.unwrap();
+    }
+    // What a server leaves that dies after it wrote the files and before a shim took them up.
+    let sandboxes = dir.path().join("sandboxes");
+    let spec = std::fs::read_to_string(sandboxes.join(ran.to_string()).join("spec.json")).unwrap();
+    let folder = sandboxes.join(asked.to_string());
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("facts.json"), "{}").unwrap();
+    std::fs::write(folder.join("spec.json"), spec.replace(&ran.to_string(), &asked.to_string())).unwrap();
+    let second = reopened(dir.path()).await;
+    let listed: Vec<_> = second.list().await.unwrap().into_iter().map(|o| o.id).collect();
+    assert_eq!(listed, [ran]);
+    assert!(!folder.exists());
+    second.start(asked, &plan(None)).await.unwrap();
+    for id in [ran, asked] {
+        second.remove(id, Duration::ZERO).await.unwrap();
+    }
+    assert_eq!(remains(dir.path()), Vec::<String>::new());
+    second.remove_network().unwrap();
+}

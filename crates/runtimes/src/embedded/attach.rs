@@ -29,6 +29,8 @@ const PARALLEL: usize = 16;
 /// Pauses between attempts to listen to a shim that lives.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long after a server died a shim that it asked for may still appear.
+const LATE_FORK: Duration = Duration::from_millis(150);
 
 impl Shared {
     /// Brings the known boxes in line with the directories.
@@ -84,17 +86,39 @@ impl Shared {
         }
         let facts = records::read_facts(&dir).unwrap_or_default();
         if !self.listen(id, &dir, &spec, &about, &facts).await {
-            let lives = shim_lives(&dir).await;
+            let mut lives = shim_lives(&dir).await;
+            if !lives && !began(&dir) {
+                // A shim that the server before us asked for may only just have been forked.
+                tokio::time::sleep(LATE_FORK).await;
+                if self.listen(id, &dir, &spec, &about, &facts).await {
+                    return;
+                }
+                lives = shim_lives(&dir).await;
+                if !lives && !began(&dir) {
+                    return self.discard(id).await;
+                }
+            }
             if !lives {
                 self.bury(id, &dir).await;
             }
-            let state = records::read_state(&dir).unwrap_or_else(|_| lost());
+            let state = records::read_state(&dir).unwrap_or_else(|_| if lives { making() } else { lost() });
             let since = since(&state, &spec);
             let known = Known { spec: spec.into(), about: about.into(), facts, state, since, listener: None };
             self.boxes.lock().insert(id, known);
             if lives {
                 self.follow(id, None);
             }
+        }
+    }
+
+    /// A box that never ran is no box: what is wanted of it is in the open intent, which makes it again.
+    async fn discard(&self, id: SandboxId) {
+        info!(sandbox = %id, "a box that never ran is removed");
+        let address = records::read_spec(&self.dir(id)).ok().and_then(|s| s.network).map(|n| n.address);
+        match (self.clear(id).await, address) {
+            (Ok(()), Some(address)) => self.network.give_back(address),
+            (Ok(()), None) => {}
+            (Err(error), _) => warn!(sandbox = %id, error = %error, "it could not be removed"),
         }
     }
 
@@ -256,6 +280,11 @@ impl Shared {
     }
 }
 
+/// Whether the box in the directory has ever run.
+fn began(dir: &Path) -> bool {
+    records::read_state(dir).is_ok_and(|state| state.started_at_ms.is_some())
+}
+
 /// Whether a shim holds the directory. Unknown counts as alive: tearing down under a living shim would be worse than asking again.
 async fn shim_lives(dir: &Path) -> bool {
     let dir = dir.to_path_buf();
@@ -281,6 +310,11 @@ fn read_spec(dir: &Path) -> io::Result<(BoxSpec, About)> {
     let spec = records::read_spec(dir)?;
     let about = serde_json::from_value(spec.about.clone()).map_err(io::Error::other)?;
     Ok((spec, about))
+}
+
+/// What is known of a box whose shim lives but has not written anything yet.
+fn making() -> BoxState {
+    BoxState { phase: Phase::Creating, exit: None, ..lost() }
 }
 
 fn lost() -> BoxState {
