@@ -16,6 +16,8 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::{debug, info, warn};
 
+use crate::linger::Lingering;
+
 /// Clients keep idle connections for about as long as the configured time; closing a little later lets them close first.
 const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(5);
 /// Pause after an error of `accept`, such as a full descriptor table.
@@ -100,7 +102,7 @@ async fn answer(
     peer: SocketAddr,
     request: hyper::Request<Incoming>,
 ) -> Result<axum::response::Response, Infallible> {
-    let mut request = request.map(Body::new);
+    let mut request = Lingering::of(request).map(Body::new);
     request.extensions_mut().insert(ConnectInfo(peer));
     router.oneshot(request).await
 }
@@ -138,6 +140,32 @@ mod tests {
         let mut rest = Vec::new();
         slow.read_to_end(&mut rest).await.unwrap();
 
+        stop.cancel();
+        serving.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_comes_before_the_end_of_an_upload_arrives() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let limits =
+            Limits { keep_alive: Duration::from_secs(5), drain: Duration::from_secs(1), connections: 4 };
+        let refuse = || async { (http::StatusCode::INSUFFICIENT_STORAGE, "full") };
+        let router = Router::new().route("/", axum::routing::post(refuse));
+        let serving = spawn(listener, router, stop.clone(), limits).unwrap();
+
+        // More than the sockets' buffers hold, so that an unread rest would reset the connection.
+        const BODY: usize = 64 << 20;
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let head = format!("POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {BODY}\r\n\r\n");
+        client.write_all(head.as_bytes()).await.unwrap();
+        for _ in 0..BODY >> 16 {
+            client.write_all(&[0; 1 << 16]).await.unwrap();
+        }
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 507") && answer.ends_with("full"), "{answer}");
         stop.cancel();
         serving.await.unwrap();
     }
