@@ -55,6 +55,11 @@ uuid_id!(
     SandboxId
 );
 
+uuid_id!(
+    /// A snapshot. On the wire: a hyphenated UUID, opaque to clients.
+    SnapshotId
+);
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,8 +6,9 @@
 pub mod ids;
 pub mod lifecycle;
 pub mod ports;
+pub mod snapshot;
 pub mod spec;
 pub mod time;
 
-pub use ids::SandboxId;
+pub use ids::{SandboxId, SnapshotId};
 pub use time::{Clock, SystemClock, Timestamp};

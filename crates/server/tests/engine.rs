@@ -7,7 +7,7 @@ use sandglass_sandbox::{
     Clock, Timestamp,
     lifecycle::state::State,
     ports::Store,
-    spec::{Entrypoint, Limits, MutableFacts, Spec},
+    spec::{Entrypoint, MutableFacts, Spec},
 };
 use sandglass_server::engine::{
     Engine, Settings,
@@ -48,18 +48,9 @@ impl Stack {
     fn new_sandbox(&self, ttl: Option<u64>) -> NewSandbox {
         let expires_at = ttl.and_then(|s| self.clock.now().checked_add(Duration::from_secs(s)));
         NewSandbox {
-            spec: Spec {
-                image: "img".into(),
-                entrypoint: Entrypoint::Command(vec!["sleep".into(), "1d".into()]),
-                env: vec![],
-                limits: Limits::default(),
-                platform: None,
-                volumes: vec![],
-                extensions: BTreeMap::new(),
-                secure_access: false,
-            },
+            spec: Spec::new("img", Entrypoint::Command(vec!["sleep".into(), "1d".into()])),
             facts: MutableFacts { expires_at, metadata: BTreeMap::new() },
-            credentials: None,
+            secrets: Default::default(),
             key: None,
         }
     }

@@ -1,7 +1,7 @@
 //! The runtime port in memory, with delays and faults on command.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     net::Ipv4Addr,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -10,15 +10,15 @@ use std::{
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream};
 use sandglass_sandbox::{
-    SandboxId, Timestamp,
+    SandboxId, SnapshotId, Timestamp,
     ports::{
         RuntimeErrorKind,
         runtime::{
-            BoxEvent, Capabilities, Condition, Exit, ExitCause, Observation, Runtime, RuntimeError,
-            RuntimeEvent, StartPlan, Usage,
+            BoxEvent, Capabilities, Condition, Exit, ExitCause, Exposure, Observation, PrepareProgress,
+            Runtime, RuntimeError, RuntimeEvent, StartPlan, Usage,
         },
     },
-    spec::{Credentials, Entrypoint, MutableFacts, Platform},
+    spec::{Entrypoint, MutableFacts, Secrets, Spec},
 };
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
@@ -40,6 +40,7 @@ struct World {
     revision: u64,
     tell: Option<UnboundedSender<RuntimeEvent>>,
     starts: HashMap<SandboxId, u32>,
+    snapshots: HashSet<SnapshotId>,
 }
 
 /// See the module documentation. Boxes survive an engine, so a test can restart one on it.
@@ -86,6 +87,18 @@ impl FakeRuntime {
     /// The box disappears without a word, as after a reboot.
     pub fn vanishes(&self, id: SandboxId) {
         self.lock().boxes.remove(&id);
+    }
+
+    /// Snapshots whose artifacts exist.
+    pub fn artifacts(&self) -> Vec<SnapshotId> {
+        self.lock().snapshots.iter().copied().collect()
+    }
+
+    /// Tells the watcher that the backend cannot be reached, or that it is back.
+    pub fn tell(&self, event: RuntimeEvent) {
+        if let Some(tell) = &self.lock().tell {
+            let _ = tell.send(event);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, World> {
@@ -149,22 +162,43 @@ impl Runtime for FakeRuntime {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { pause: true, snapshot: false, gpu: false, network_policy: false, host_volumes: true }
+        Capabilities {
+            pause: true,
+            snapshot: true,
+            gpu: true,
+            network_policy: true,
+            named_volumes: true,
+            object_store_volumes: true,
+            foreign_platforms: true,
+        }
+    }
+
+    async fn admit(&self, _spec: &Spec) -> Result<(), RuntimeError> {
+        match self.fault("admit").await {
+            Some(_) => Err(injected("admit")),
+            None => Ok(()),
+        }
     }
 
     async fn prepare(
         &self,
-        _image: &str,
-        _auth: Option<&Credentials>,
-        _platform: Option<&Platform>,
+        _spec: &Spec,
+        _secrets: &Secrets,
+        progress: &(dyn Fn(PrepareProgress) + Send + Sync),
     ) -> Result<(), RuntimeError> {
+        progress(PrepareProgress { phase: "pull", message: "nothing to pull".into() });
         match self.fault("prepare").await {
             Some(_) => Err(RuntimeError::new(RuntimeErrorKind::ImagePull, "image", "injected")),
             None => Ok(()),
         }
     }
 
-    async fn start(&self, id: SandboxId, plan: &StartPlan) -> Result<Observation, RuntimeError> {
+    async fn start(
+        &self,
+        id: SandboxId,
+        plan: &StartPlan,
+        _secrets: &Secrets,
+    ) -> Result<Observation, RuntimeError> {
         let fault = self.fault("start").await;
         if fault == Some(Fault::Refuse) {
             return Err(injected("start"));
@@ -187,10 +221,11 @@ impl Runtime for FakeRuntime {
                     created_at: plan.created_at,
                     started_at: Some(plan.created_at),
                     since: plan.created_at,
-                    address: Some(Ipv4Addr::LOCALHOST),
-                    agent_port: 44772,
+                    address: Some(Ipv4Addr::LOCALHOST.into()),
+                    exposure: Exposure::Address,
                     agent_token: plan.agent_token.clone(),
                     route_token: plan.route_token.clone(),
+                    egress_token: None,
                 };
                 world.boxes.insert(id, observed);
             }
@@ -274,5 +309,42 @@ impl Runtime for FakeRuntime {
 
     async fn describe(&self, _id: SandboxId) -> Result<BTreeMap<String, String>, RuntimeError> {
         Ok(BTreeMap::new())
+    }
+
+    fn snapshot_image(&self, snapshot: SnapshotId) -> String {
+        format!("snapshot:{snapshot}")
+    }
+
+    async fn snapshot(&self, id: SandboxId, snapshot: SnapshotId) -> Result<(), RuntimeError> {
+        let fault = self.fault("snapshot").await;
+        if fault == Some(Fault::Refuse) {
+            return Err(injected("snapshot"));
+        }
+        let mut world = self.lock();
+        if !world.boxes.contains_key(&id) && !world.snapshots.contains(&snapshot) {
+            return Err(RuntimeError::new(RuntimeErrorKind::NotFound, "find", "no such box"));
+        }
+        world.snapshots.insert(snapshot);
+        if fault.is_some() { Err(injected("snapshot")) } else { Ok(()) }
+    }
+
+    async fn has_snapshot(&self, snapshot: SnapshotId) -> Result<bool, RuntimeError> {
+        if self.fault("has_snapshot").await.is_some() {
+            return Err(injected("has_snapshot"));
+        }
+        Ok(self.lock().snapshots.contains(&snapshot))
+    }
+
+    async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), RuntimeError> {
+        if self.fault("remove_snapshot").await.is_some() {
+            return Err(injected("remove_snapshot"));
+        }
+        let image = self.snapshot_image(snapshot);
+        let mut world = self.lock();
+        if world.boxes.values().any(|o| o.spec.image == image) {
+            return Err(RuntimeError::new(RuntimeErrorKind::InUse, "snapshot", "a sandbox is made from it"));
+        }
+        world.snapshots.remove(&snapshot);
+        Ok(())
     }
 }

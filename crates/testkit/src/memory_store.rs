@@ -7,18 +7,45 @@ use std::{
 
 use async_trait::async_trait;
 use sandglass_sandbox::{
-    SandboxId, Timestamp,
+    SandboxId, SnapshotId, Timestamp,
     lifecycle::intent::Intent,
-    ports::store::{Advance, Claim, EventRecord, IdempotencyRecord, Store, StoreError},
+    ports::store::{
+        Advance, Claim, EventRecord, HistoryBounds, IdempotencyRecord, SequencedEvent, SnapshotFilter, Store,
+        StoreError,
+    },
+    snapshot::{SnapshotRecord, SnapshotState},
 };
 
 #[derive(Debug, Default)]
 struct Tables {
     intents: HashMap<SandboxId, Intent>,
-    events: Vec<(SandboxId, EventRecord)>,
-    keys: HashMap<String, IdempotencyRecord>,
+    /// In order of `seq`, which is counted over all sandboxes.
+    events: Vec<(SandboxId, SequencedEvent)>,
+    last_seq: u64,
+    keys: HashMap<String, (IdempotencyRecord, Timestamp)>,
+    snapshots: HashMap<SnapshotId, SnapshotRecord>,
     /// Writes to refuse before the next one succeeds.
     refuse: u32,
+}
+
+impl Tables {
+    fn append(&mut self, id: SandboxId, events: &[EventRecord]) {
+        for event in events {
+            self.last_seq += 1;
+            self.events.push((id, SequencedEvent { seq: self.last_seq, event: event.clone() }));
+        }
+    }
+
+    fn history(&self, id: SandboxId) -> impl Iterator<Item = &SequencedEvent> {
+        self.events.iter().filter(move |(of, _)| *of == id).map(|(_, e)| e)
+    }
+}
+
+fn matches(filter: &SnapshotFilter, snapshot: &SnapshotRecord) -> bool {
+    filter.namespace == snapshot.namespace
+        && filter.source.is_none_or(|source| source == snapshot.source)
+        && (filter.name.is_none() || filter.name == snapshot.name)
+        && (filter.states.is_empty() || filter.states.contains(&snapshot.state))
 }
 
 /// See the module documentation.
@@ -59,9 +86,9 @@ impl Store for MemoryStore {
         let mut tables = self.write()?;
         if let Some((key, record)) = key {
             if let Some(taken) = tables.keys.get(key) {
-                return Ok(Claim::Taken(taken.clone()));
+                return Ok(Claim::Taken(taken.0.clone()));
             }
-            tables.keys.insert(key.to_owned(), record.clone());
+            tables.keys.insert(key.to_owned(), (record.clone(), intent.accepted_at));
         }
         tables.intents.insert(intent.sandbox_id, intent.clone());
         Ok(Claim::Claimed)
@@ -79,7 +106,7 @@ impl Store for MemoryStore {
         }
         tables.intents.insert(intent.sandbox_id, intent.clone());
         if let Some(event) = event {
-            tables.events.push((intent.sandbox_id, event.clone()));
+            tables.append(intent.sandbox_id, std::slice::from_ref(event));
         }
         Ok(Advance::Written)
     }
@@ -95,34 +122,109 @@ impl Store for MemoryStore {
             return Ok(Advance::Lost);
         }
         tables.intents.remove(&id);
-        tables.events.extend(events.iter().map(|e| (id, e.clone())));
+        tables.append(id, events);
         Ok(Advance::Written)
     }
 
     async fn append(&self, id: SandboxId, events: &[EventRecord]) -> Result<(), StoreError> {
-        self.write()?.events.extend(events.iter().map(|e| (id, e.clone())));
+        self.write()?.append(id, events);
         Ok(())
     }
 
     async fn history(&self, id: SandboxId, limit: u32) -> Result<Vec<EventRecord>, StoreError> {
         let tables = self.lock();
-        let all: Vec<_> = tables.events.iter().filter(|(of, _)| *of == id).map(|(_, e)| e.clone()).collect();
+        let all: Vec<_> = tables.history(id).map(|e| e.event.clone()).collect();
         Ok(all[all.len().saturating_sub(limit as usize)..].to_vec())
     }
 
     async fn idempotency(&self, key: &str) -> Result<Option<IdempotencyRecord>, StoreError> {
-        Ok(self.lock().keys.get(key).cloned())
+        Ok(self.lock().keys.get(key).map(|(record, _)| record.clone()))
     }
 
     async fn release_key(&self, id: SandboxId) -> Result<(), StoreError> {
-        self.write()?.keys.retain(|_, record| record.sandbox_id != id);
+        self.write()?.keys.retain(|_, (record, _)| record.sandbox_id != id);
         Ok(())
     }
 
     async fn prune(&self, before: Timestamp) -> Result<u64, StoreError> {
         let mut tables = self.write()?;
-        let had = tables.events.len();
-        tables.events.retain(|(_, e)| e.at >= before);
-        Ok((had - tables.events.len()) as u64)
+        let had = tables.events.len() + tables.keys.len();
+        tables.events.retain(|(_, e)| e.event.at >= before);
+        tables.keys.retain(|_, (_, at)| *at >= before);
+        Ok((had - tables.events.len() - tables.keys.len()) as u64)
     }
+
+    async fn history_after(
+        &self,
+        id: SandboxId,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<SequencedEvent>, StoreError> {
+        Ok(self.lock().history(id).filter(|e| e.seq > after).take(limit as usize).cloned().collect())
+    }
+
+    async fn history_bounds(&self, id: SandboxId) -> Result<Option<HistoryBounds>, StoreError> {
+        let tables = self.lock();
+        let first = tables.history(id).next().map(|e| e.seq);
+        let last = tables.history(id).last().map(|e| e.seq);
+        Ok(first.zip(last).map(|(first, last)| HistoryBounds { first, last }))
+    }
+
+    async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), StoreError> {
+        let mut tables = self.write()?;
+        if tables.snapshots.contains_key(&snapshot.id) {
+            return Err(StoreError::Unavailable("a snapshot of that id exists".into()));
+        }
+        tables.snapshots.insert(snapshot.id, snapshot.clone());
+        Ok(())
+    }
+
+    async fn advance_snapshot(
+        &self,
+        expected: SnapshotState,
+        snapshot: &SnapshotRecord,
+    ) -> Result<Advance, StoreError> {
+        let mut tables = self.write()?;
+        match tables.snapshots.get_mut(&snapshot.id) {
+            Some(kept) if kept.state == expected => {
+                *kept = snapshot.clone();
+                Ok(Advance::Written)
+            }
+            _ => Ok(Advance::Lost),
+        }
+    }
+
+    async fn delete_snapshot(&self, id: SnapshotId, expected: SnapshotState) -> Result<Advance, StoreError> {
+        let mut tables = self.write()?;
+        if tables.snapshots.get(&id).map(|s| s.state) != Some(expected) {
+            return Ok(Advance::Lost);
+        }
+        tables.snapshots.remove(&id);
+        Ok(Advance::Written)
+    }
+
+    async fn snapshot(&self, id: SnapshotId) -> Result<Option<SnapshotRecord>, StoreError> {
+        Ok(self.lock().snapshots.get(&id).cloned())
+    }
+
+    async fn snapshots(
+        &self,
+        filter: &SnapshotFilter,
+        offset: u64,
+        limit: u64,
+    ) -> Result<(Vec<SnapshotRecord>, u64), StoreError> {
+        let tables = self.lock();
+        let mut found: Vec<_> = tables.snapshots.values().filter(|s| matches(filter, s)).cloned().collect();
+        found.sort_by_key(|s| std::cmp::Reverse((s.created_at, s.id)));
+        let total = found.len() as u64;
+        let (offset, limit) =
+            (usize::try_from(offset).unwrap_or(usize::MAX), usize::try_from(limit).unwrap_or(usize::MAX));
+        Ok((found.into_iter().skip(offset).take(limit).collect(), total))
+    }
+
+    async fn snapshots_in(&self, state: SnapshotState) -> Result<Vec<SnapshotRecord>, StoreError> {
+        Ok(self.lock().snapshots.values().filter(|s| s.state == state).cloned().collect())
+    }
+
+    async fn shut(&self) {}
 }

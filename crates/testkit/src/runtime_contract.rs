@@ -12,9 +12,9 @@ use sandglass_sandbox::{
     Clock, SandboxId, SystemClock, Timestamp,
     ports::{
         Runtime, RuntimeErrorKind,
-        runtime::{Condition, ExitCause, Observation, RuntimeEvent, StartPlan},
+        runtime::{Condition, ExitCause, Observation, RuntimeError, RuntimeEvent, StartPlan},
     },
-    spec::{Entrypoint, Limits, MutableFacts, Spec},
+    spec::{Entrypoint, Limits, MutableFacts, Secrets, Spec},
 };
 use tokio::time::timeout;
 
@@ -74,14 +74,17 @@ fn plan(subject: &Subject, argv: &[&str]) -> StartPlan {
     let now = SystemClock.now();
     StartPlan {
         spec: Spec {
-            image: subject.image.clone(),
-            entrypoint: Entrypoint::Command(argv.iter().map(|a| (*a).to_owned()).collect()),
             env: vec![("GREETING".into(), "hello".into())],
-            limits: Limits { cpu_millis: Some(1000), memory_bytes: Some(128 << 20), pids: Some(64) },
-            platform: None,
-            volumes: vec![],
-            extensions: BTreeMap::new(),
-            secure_access: false,
+            limits: Limits {
+                cpu_millis: Some(1000),
+                memory_bytes: Some(128 << 20),
+                pids: Some(64),
+                ..Limits::default()
+            },
+            ..Spec::new(
+                subject.image.clone(),
+                Entrypoint::Command(argv.iter().map(|a| (*a).to_owned()).collect()),
+            )
         },
         facts: MutableFacts {
             expires_at: now.checked_add(Duration::from_secs(600)),
@@ -93,10 +96,19 @@ fn plan(subject: &Subject, argv: &[&str]) -> StartPlan {
     }
 }
 
+async fn prepare(subject: &Subject, image: &str) -> Result<(), RuntimeError> {
+    let spec = Spec::new(image, Entrypoint::AgentOnly);
+    subject.runtime.prepare(&spec, &Secrets::default(), &|_| {}).await
+}
+
 const IDLE: &[&str] = &["sleep", "1000"];
 
 async fn started(subject: &Subject, argv: &[&str]) -> Observation {
-    subject.runtime.start(SandboxId::random(), &plan(subject, argv)).await.expect("start")
+    subject
+        .runtime
+        .start(SandboxId::random(), &plan(subject, argv), &Secrets::default())
+        .await
+        .expect("start")
 }
 
 async fn removed(subject: &Subject, id: SandboxId) {
@@ -118,7 +130,7 @@ async fn until(subject: &Subject, id: SandboxId, what: impl Fn(&Observation) -> 
 async fn a_started_box_is_running_with_the_facts_it_was_given(subject: &Subject) {
     let id = SandboxId::random();
     let plan = plan(subject, IDLE);
-    let seen = subject.runtime.start(id, &plan).await.expect("start");
+    let seen = subject.runtime.start(id, &plan, &Secrets::default()).await.expect("start");
     assert_eq!(seen.condition, Condition::Running);
     let listed = subject.runtime.list().await.expect("list");
     let listed = listed.iter().find(|o| o.id == id).expect("it is listed");
@@ -134,7 +146,11 @@ async fn a_started_box_is_running_with_the_facts_it_was_given(subject: &Subject)
 
 async fn starting_again_is_success_and_makes_no_second_box(subject: &Subject) {
     let first = started(subject, IDLE).await;
-    let again = subject.runtime.start(first.id, &plan(subject, IDLE)).await.expect("start again");
+    let again = subject
+        .runtime
+        .start(first.id, &plan(subject, IDLE), &Secrets::default())
+        .await
+        .expect("start again");
     assert_eq!((again.created_at, again.address), (first.created_at, first.address));
     assert_eq!(subject.runtime.list().await.expect("list").len(), 1);
     removed(subject, first.id).await;
@@ -236,9 +252,9 @@ async fn changes_are_told(subject: &Subject) {
 }
 
 async fn an_image_that_nobody_has_cannot_be_prepared(subject: &Subject) {
-    let failed = subject.runtime.prepare("127.0.0.1:9/none/such:1", None, None).await.expect_err("prepare");
+    let failed = prepare(subject, "127.0.0.1:9/none/such:1").await.expect_err("prepare");
     assert_eq!(failed.kind, RuntimeErrorKind::ImagePull);
-    let failed = subject.runtime.prepare("Not A Reference", None, None).await.expect_err("prepare");
+    let failed = prepare(subject, "Not A Reference").await.expect_err("prepare");
     assert_eq!(failed.kind, RuntimeErrorKind::Invalid);
 }
 
@@ -254,7 +270,11 @@ async fn an_exit_is_told_with_its_code(subject: &Subject) {
 
 async fn an_entrypoint_that_does_not_exist_is_an_invalid_start_and_leaves_nothing(subject: &Subject) {
     let id = SandboxId::random();
-    let failed = subject.runtime.start(id, &plan(subject, &["/no/such/program"])).await.expect_err("start");
+    let failed = subject
+        .runtime
+        .start(id, &plan(subject, &["/no/such/program"]), &Secrets::default())
+        .await
+        .expect_err("start");
     assert_eq!((failed.kind, failed.phase.as_str()), (RuntimeErrorKind::Invalid, "entrypoint"), "{failed}");
     assert!(failed.message.contains("/no/such/program"), "{failed}");
     assert!(subject.runtime.inspect(id).await.expect("inspect").is_none());

@@ -10,7 +10,7 @@ use std::{
 
 use sandglass_sandbox::{
     SandboxId, Timestamp,
-    ports::runtime::{BoxEvent, Condition, Exit, ExitCause, Observation, RuntimeEvent},
+    ports::runtime::{BoxEvent, Condition, Exit, ExitCause, Exposure, Observation, RuntimeEvent},
 };
 use sandglass_shim::spec::{self as shim, BoxSpec, BoxState, Phase};
 use tokio::{
@@ -144,10 +144,11 @@ impl Boxes {
             created_at: Timestamp::clamped(known.spec.created_at_ms),
             started_at: known.state.started_at_ms.map(Timestamp::clamped),
             since: known.since,
-            address: known.spec.network.as_ref().map(|n| n.address),
-            agent_port: known.spec.process.agent_port,
+            address: known.spec.network.as_ref().map(|n| n.address.into()),
+            exposure: Exposure::Address,
             agent_token: known.spec.access_token.clone(),
             route_token: known.spec.route_token.clone(),
+            egress_token: None,
         }
     }
 

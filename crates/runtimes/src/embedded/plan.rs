@@ -7,7 +7,7 @@ use sandglass_sandbox::{
         RuntimeErrorKind,
         runtime::{RuntimeError, StartPlan},
     },
-    spec::{Entrypoint, MutableFacts, Spec},
+    spec::{Entrypoint, MutableFacts, Spec, Volume, VolumeSource},
 };
 use sandglass_shim::spec::{self as shim, BoxSpec, ProcessSpec, RootSpec};
 use serde::{Deserialize, Serialize};
@@ -56,16 +56,7 @@ impl Shared {
                     .map(|(lower, target)| shim::Graft { lower: lower.clone(), target: target.clone() })
                     .collect(),
                 read_only: false,
-                volumes: plan
-                    .spec
-                    .volumes
-                    .iter()
-                    .map(|v| shim::Bind {
-                        source: v.source.clone(),
-                        target: v.target.clone(),
-                        read_only: v.read_only,
-                    })
-                    .collect(),
+                volumes: plan.spec.volumes.iter().filter_map(bind).collect(),
             },
             network: Some(self.network.of_box(id, slot)),
             ids: Network::ids(slot),
@@ -92,6 +83,12 @@ impl Shared {
                 .map_err(|e| RuntimeError::new(RuntimeErrorKind::Failed, "spec", e.to_string()))?,
         })
     }
+}
+
+/// Other kinds of volumes are not admitted on this runtime.
+fn bind(volume: &Volume) -> Option<shim::Bind> {
+    let VolumeSource::Host { path } = &volume.source else { return None };
+    Some(shim::Bind { source: path.clone(), target: volume.target.clone(), read_only: volume.read_only })
 }
 
 fn non_empty(text: &str, default: &str) -> String {
@@ -155,16 +152,8 @@ mod tests {
     }
 
     fn spec(entrypoint: Entrypoint, env: &[(&str, &str)]) -> Spec {
-        Spec {
-            image: "x".into(),
-            entrypoint,
-            env: env.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
-            limits: Default::default(),
-            platform: None,
-            volumes: vec![],
-            extensions: Default::default(),
-            secure_access: false,
-        }
+        let env = env.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+        Spec { env, ..Spec::new("x", entrypoint) }
     }
 
     #[test]

@@ -6,14 +6,15 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use sandglass_images::{Image, ImageError, ImageErrorKind};
 use sandglass_sandbox::{
-    SandboxId, Timestamp,
+    SandboxId, SnapshotId, Timestamp,
     ports::{
         RuntimeErrorKind,
         runtime::{
-            BoxEvent, Capabilities, Observation, Runtime, RuntimeError, RuntimeEvent, StartPlan, Usage,
+            BoxEvent, Capabilities, Observation, PrepareProgress, Runtime, RuntimeError, RuntimeEvent,
+            StartPlan, Usage,
         },
     },
-    spec::{Credentials, MutableFacts, Platform},
+    spec::{MutableFacts, Secrets, Spec, VolumeSource},
 };
 use sandglass_shim::{
     protocol::{CreateReport, Request, Response},
@@ -266,31 +267,63 @@ impl Runtime for EmbeddedRuntime {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { pause: true, snapshot: false, gpu: false, network_policy: false, host_volumes: true }
+        Capabilities {
+            pause: true,
+            snapshot: false,
+            gpu: false,
+            network_policy: false,
+            named_volumes: false,
+            object_store_volumes: false,
+            foreign_platforms: false,
+        }
+    }
+
+    async fn admit(&self, spec: &Spec) -> Result<(), RuntimeError> {
+        if let Some(volume) = spec.volumes.iter().find(|v| !matches!(v.source, VolumeSource::Host { .. })) {
+            let message = format!("volume {}: only volumes with a host path are available here", volume.name);
+            return Err(error(RuntimeErrorKind::Invalid, "volume", message));
+        }
+        Ok(())
     }
 
     async fn prepare(
         &self,
-        image: &str,
-        auth: Option<&Credentials>,
-        platform: Option<&Platform>,
+        spec: &Spec,
+        secrets: &Secrets,
+        progress: &(dyn Fn(PrepareProgress) + Send + Sync),
     ) -> Result<(), RuntimeError> {
+        let image = spec.image.as_str();
         if self.shared.find_image(image).await?.is_some() {
             return Ok(());
         }
-        let auth = auth.map(|c| sandglass_images::Credentials {
+        progress(PrepareProgress { phase: "pull", message: format!("pulling {image}") });
+        let auth = secrets.registry.as_ref().map(|c| sandglass_images::Credentials {
             username: c.username.clone(),
             password: c.password.clone(),
         });
-        let platform =
-            platform.map(|p| sandglass_images::Platform { os: p.os.clone(), arch: p.arch.clone() });
+        let platform = spec
+            .platform
+            .as_ref()
+            .map(|p| sandglass_images::Platform { os: p.os.clone(), arch: p.arch.clone() });
+        let report = |p: sandglass_images::Progress| {
+            progress(PrepareProgress {
+                phase: "pull",
+                message: format!("{:?}: {} of {} layers", p.phase, p.current, p.layers),
+            });
+        };
         let pulled =
-            self.shared.images.pull(image, auth, platform, &|_| {}).await.map_err(|e| of_image(&e))?;
+            self.shared.images.pull(image, auth, platform, &report).await.map_err(|e| of_image(&e))?;
+        progress(PrepareProgress { phase: "pull", message: format!("pulled {image}") });
         info!(image, id = %pulled.id, "pulled");
         Ok(())
     }
 
-    async fn start(&self, id: SandboxId, plan: &StartPlan) -> Result<Observation, RuntimeError> {
+    async fn start(
+        &self,
+        id: SandboxId,
+        plan: &StartPlan,
+        _secrets: &Secrets,
+    ) -> Result<Observation, RuntimeError> {
         let shared = &self.shared;
         if let Some(there) = shared.boxes.observe(id) {
             return Ok(there);
@@ -430,5 +463,22 @@ impl Runtime for EmbeddedRuntime {
             facts.insert("Interface".to_owned(), network.host_interface.clone());
         }
         Ok(facts)
+    }
+
+    fn snapshot_image(&self, snapshot: SnapshotId) -> String {
+        format!("snapshot-{snapshot}")
+    }
+
+    async fn snapshot(&self, _id: SandboxId, _snapshot: SnapshotId) -> Result<(), RuntimeError> {
+        let message = "snapshots are not available on the embedded runtime";
+        Err(error(RuntimeErrorKind::Invalid, "snapshot", message))
+    }
+
+    async fn has_snapshot(&self, _snapshot: SnapshotId) -> Result<bool, RuntimeError> {
+        Ok(false)
+    }
+
+    async fn remove_snapshot(&self, _snapshot: SnapshotId) -> Result<(), RuntimeError> {
+        Ok(())
     }
 }

@@ -87,7 +87,10 @@ pub fn compute(intent: Option<&Intent>, observed: Option<&Observation>) -> Optio
             Some(status(State::Stopping, word, message, *accepted_at))
         }
         (Some(Intent { operation: Operation::Create(create), accepted_at, .. }), observed) => {
-            if let Some(observed) = observed.filter(|o| !matches!(o.condition, Condition::Starting)) {
+            let failed = matches!(create.progress, Progress::Failed { .. });
+            if let Some(observed) =
+                observed.filter(|o| !failed && !matches!(o.condition, Condition::Starting))
+            {
                 return Some(of_box(observed));
             }
             Some(match &create.progress {

@@ -20,6 +20,8 @@ pub enum Step {
     Remove,
     /// The runtime shows the effect: the intent has done its work.
     Close(Outcome),
+    /// A box showed up whose create has failed for good: nobody waits for it.
+    Discard,
     /// The create cannot go on.
     FailCreate(&'static str),
 }
@@ -48,20 +50,22 @@ pub fn next(
         // Also when no box is seen: removing is idempotent, and only the runtime knows that nothing is left.
         Operation::Remove { .. } => Step::Remove,
         Operation::Create(create) => match (condition, &create.progress) {
-            (Some(Condition::Starting), _) if now < intent.deadline => Step::WaitUntil(intent.deadline),
-            (Some(Condition::Starting), _) => Step::FailCreate("the box did not become ready in time"),
-            (Some(_), _) => Step::Close(Outcome::Done),
+            (Some(_), Progress::Failed { .. }) => Step::Discard,
             (None, Progress::Failed { .. }) => Step::Nothing,
-            (None, _) if now >= intent.deadline => Step::FailCreate("the box could not be made in time"),
-            (None, Progress::Accepted | Progress::Preparing)
+            (Some(Condition::Starting) | None, _) if now >= intent.deadline => {
+                Step::FailCreate("the box did not become ready in time")
+            }
+            (Some(Condition::Starting) | None, Progress::Accepted | Progress::Preparing)
                 if create.had_credentials && !credentials_at_hand =>
             {
                 Step::FailCreate(
                     "the server restarted during a pull whose credentials it does not keep; create it again",
                 )
             }
-            (None, Progress::Accepted | Progress::Preparing) => Step::Prepare,
-            (None, Progress::Starting) => Step::Start,
+            // A half-made box is left by an attempt that was cut short; making it again begins by clearing it away.
+            (Some(Condition::Starting) | None, Progress::Accepted | Progress::Preparing) => Step::Prepare,
+            (Some(Condition::Starting) | None, Progress::Starting) => Step::Start,
+            (Some(_), _) => Step::Close(Outcome::Done),
         },
         Operation::Pause => match condition {
             Some(Condition::Running) if now < intent.deadline => Step::Pause,

@@ -1,7 +1,5 @@
 //! The decisions as tables: a reviewer sees every cell that a change touches.
 
-use std::collections::BTreeMap;
-
 use super::*;
 use crate::{
     SandboxId,
@@ -11,9 +9,9 @@ use crate::{
     },
     ports::{
         RuntimeErrorKind,
-        runtime::{Exit, ExitCause},
+        runtime::{Exit, ExitCause, Exposure},
     },
-    spec::{Entrypoint, Limits, MutableFacts, Spec},
+    spec::{Entrypoint, MutableFacts, Spec},
 };
 
 const NOW: i64 = 1_000;
@@ -23,16 +21,7 @@ fn at(ms: i64) -> Timestamp {
 }
 
 fn spec() -> Spec {
-    Spec {
-        image: "i".into(),
-        entrypoint: Entrypoint::AgentOnly,
-        env: vec![],
-        limits: Limits::default(),
-        platform: None,
-        volumes: vec![],
-        extensions: BTreeMap::new(),
-        secure_access: false,
-    }
+    Spec::new("i", Entrypoint::AgentOnly)
 }
 
 fn observed(condition: Condition) -> Observation {
@@ -47,9 +36,10 @@ fn observed(condition: Condition) -> Observation {
         started_at: None,
         since: at(2),
         address: None,
-        agent_port: 44772,
+        exposure: Exposure::None,
         agent_token: String::new(),
         route_token: String::new(),
+        egress_token: None,
     }
 }
 
@@ -136,10 +126,10 @@ fn what_happens_next_before_the_deadline() {
         text,
         "\
 -: none=Nothing starting=Nothing running=Nothing paused=Nothing exit0=Nothing exit1=Nothing oom=Nothing
-accepted: none=Prepare starting=Wait(9) running=CloseDone paused=CloseDone exit0=CloseDone exit1=CloseDone oom=CloseDone
-preparing: none=Prepare starting=Wait(9) running=CloseDone paused=CloseDone exit0=CloseDone exit1=CloseDone oom=CloseDone
-making: none=Start starting=Wait(9) running=CloseDone paused=CloseDone exit0=CloseDone exit1=CloseDone oom=CloseDone
-failed: none=Nothing starting=Wait(9) running=CloseDone paused=CloseDone exit0=CloseDone exit1=CloseDone oom=CloseDone
+accepted: none=Prepare starting=Prepare running=CloseDone paused=CloseDone exit0=CloseDone exit1=CloseDone oom=CloseDone
+preparing: none=Prepare starting=Prepare running=CloseDone paused=CloseDone exit0=CloseDone exit1=CloseDone oom=CloseDone
+making: none=Start starting=Start running=CloseDone paused=CloseDone exit0=CloseDone exit1=CloseDone oom=CloseDone
+failed: none=Nothing starting=Discard running=Discard paused=Discard exit0=Discard exit1=Discard oom=Discard
 pause: none=CloseOvertaken starting=CloseTimedOut running=Pause paused=CloseDone exit0=CloseOvertaken exit1=CloseOvertaken oom=CloseOvertaken
 resume: none=CloseOvertaken starting=CloseTimedOut running=CloseDone paused=Resume exit0=CloseOvertaken exit1=CloseOvertaken oom=CloseOvertaken
 remove: none=Remove starting=Remove running=Remove paused=Remove exit0=Remove exit1=Remove oom=Remove
@@ -158,7 +148,7 @@ fn what_happens_next_after_the_deadline() {
 accepted: none=FailCreate starting=FailCreate running=CloseDone paused=CloseDone exit0=CloseDone exit1=CloseDone oom=CloseDone
 preparing: none=FailCreate starting=FailCreate running=CloseDone paused=CloseDone exit0=CloseDone exit1=CloseDone oom=CloseDone
 making: none=FailCreate starting=FailCreate running=CloseDone paused=CloseDone exit0=CloseDone exit1=CloseDone oom=CloseDone
-failed: none=Nothing starting=FailCreate running=CloseDone paused=CloseDone exit0=CloseDone exit1=CloseDone oom=CloseDone
+failed: none=Nothing starting=Discard running=Discard paused=Discard exit0=Discard exit1=Discard oom=Discard
 pause: none=CloseOvertaken starting=CloseTimedOut running=CloseTimedOut paused=CloseDone exit0=CloseOvertaken exit1=CloseOvertaken oom=CloseOvertaken
 resume: none=CloseOvertaken starting=CloseTimedOut running=CloseDone paused=CloseTimedOut exit0=CloseOvertaken exit1=CloseOvertaken oom=CloseOvertaken
 remove: none=Remove starting=Remove running=Remove paused=Remove exit0=Remove exit1=Remove oom=Remove
@@ -180,7 +170,7 @@ fn what_clients_see() {
 accepted: none=Pending/ACCEPTED starting=Pending/ACCEPTED running=Running/CONTAINER_RUNNING paused=Paused/CONTAINER_PAUSED exit0=Terminated/CONTAINER_EXITED exit1=Failed/CONTAINER_EXITED_ERROR oom=Failed/OUT_OF_MEMORY
 preparing: none=Pending/PREPARING_IMAGE starting=Pending/PREPARING_IMAGE running=Running/CONTAINER_RUNNING paused=Paused/CONTAINER_PAUSED exit0=Terminated/CONTAINER_EXITED exit1=Failed/CONTAINER_EXITED_ERROR oom=Failed/OUT_OF_MEMORY
 making: none=Pending/STARTING starting=Pending/STARTING running=Running/CONTAINER_RUNNING paused=Paused/CONTAINER_PAUSED exit0=Terminated/CONTAINER_EXITED exit1=Failed/CONTAINER_EXITED_ERROR oom=Failed/OUT_OF_MEMORY
-failed: none=Failed/CREATE_FAILED starting=Failed/CREATE_FAILED running=Running/CONTAINER_RUNNING paused=Paused/CONTAINER_PAUSED exit0=Terminated/CONTAINER_EXITED exit1=Failed/CONTAINER_EXITED_ERROR oom=Failed/OUT_OF_MEMORY
+failed: none=Failed/CREATE_FAILED starting=Failed/CREATE_FAILED running=Failed/CREATE_FAILED paused=Failed/CREATE_FAILED exit0=Failed/CREATE_FAILED exit1=Failed/CREATE_FAILED oom=Failed/CREATE_FAILED
 pause: none=Failed/BOX_LOST starting=Pending/STARTING running=Pausing/PAUSING paused=Paused/CONTAINER_PAUSED exit0=Terminated/CONTAINER_EXITED exit1=Failed/CONTAINER_EXITED_ERROR oom=Failed/OUT_OF_MEMORY
 resume: none=Failed/BOX_LOST starting=Pending/STARTING running=Running/CONTAINER_RUNNING paused=Resuming/RESUMING exit0=Terminated/CONTAINER_EXITED exit1=Failed/CONTAINER_EXITED_ERROR oom=Failed/OUT_OF_MEMORY
 remove: none=- starting=Stopping/USER_DELETE running=Stopping/USER_DELETE paused=Stopping/USER_DELETE exit0=Stopping/USER_DELETE exit1=Stopping/USER_DELETE oom=Stopping/USER_DELETE

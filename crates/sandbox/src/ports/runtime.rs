@@ -3,15 +3,15 @@
 //! Backends report facts ([`Observation`]), never lifecycle states; the control plane composes states from intents and
 //! observations. Every method is keyed by our id and idempotent.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::SandboxId,
-    spec::{Credentials, MutableFacts, Platform, Spec},
+    ids::{SandboxId, SnapshotId},
+    spec::{MutableFacts, Secrets, Spec},
     time::Timestamp,
 };
 
@@ -23,6 +23,8 @@ pub enum RuntimeErrorKind {
     NotFound,
     /// Another object is in the way.
     Exists,
+    /// Others use it, so it cannot be removed.
+    InUse,
     /// The request can never succeed as asked.
     Invalid,
     /// The image could not be fetched or read.
@@ -58,6 +60,7 @@ impl RuntimeError {
             RuntimeErrorKind::Unavailable => true,
             RuntimeErrorKind::NotFound
             | RuntimeErrorKind::Exists
+            | RuntimeErrorKind::InUse
             | RuntimeErrorKind::Invalid
             | RuntimeErrorKind::ImagePull
             | RuntimeErrorKind::Exhausted
@@ -73,7 +76,10 @@ pub struct Capabilities {
     pub snapshot: bool,
     pub gpu: bool,
     pub network_policy: bool,
-    pub host_volumes: bool,
+    pub named_volumes: bool,
+    pub object_store_volumes: bool,
+    /// Boxes of another architecture or operating system than the server's.
+    pub foreign_platforms: bool,
 }
 
 /// How a box ended.
@@ -127,10 +133,28 @@ pub struct Observation {
     /// When the condition last changed.
     pub since: Timestamp,
     /// Where the box's ports are reachable from this host.
-    pub address: Option<Ipv4Addr>,
-    pub agent_port: u16,
+    pub address: Option<IpAddr>,
+    /// How clients reach its ports without going through the server.
+    pub exposure: Exposure,
+    /// Empty when its agent asks for none.
     pub agent_token: String,
+    /// Empty when the sandbox was made by another server, which issued none.
     pub route_token: String,
+    /// What its egress enforcer asks for.
+    pub egress_token: Option<String>,
+}
+
+/// How clients reach a box's ports without going through the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exposure {
+    /// At [`Observation::address`], for clients on the same machine.
+    Address,
+    /// Its ports are ports of the host.
+    Host,
+    /// Ports of the host lead to the agent, which relays to every port, and to port 8080.
+    Published { agent: u16, http: u16, egress: Option<u16> },
+    /// Only through the server.
+    None,
 }
 
 /// What `start` needs beside the spec.
@@ -163,6 +187,10 @@ pub enum RuntimeEvent {
     Happened(SandboxId, BoxEvent),
     /// Something outside concerns the box; nobody has recorded it.
     Noticed(SandboxId, BoxEvent),
+    /// The backend cannot be reached: what was observed may no longer be so.
+    Lost(RuntimeError),
+    /// It answers again, and the observations before this one were read afresh.
+    Back,
 }
 
 /// Progress of `prepare`, for logs and events.
@@ -188,17 +216,26 @@ pub trait Runtime: Send + Sync + 'static {
 
     fn capabilities(&self) -> Capabilities;
 
-    /// Makes the image present. Already present is success and cheap.
+    /// Checks what only the backend can know before a create is accepted: networks, volumes, devices that must exist.
+    /// Changes nothing. Bounded in time; `Unavailable` when the backend does not answer.
+    async fn admit(&self, spec: &Spec) -> Result<(), RuntimeError>;
+
+    /// Makes the image present. Already present is success and cheap. `progress` is told of what takes long.
     async fn prepare(
         &self,
-        image: &str,
-        auth: Option<&Credentials>,
-        platform: Option<&Platform>,
+        spec: &Spec,
+        secrets: &Secrets,
+        progress: &(dyn Fn(PrepareProgress) + Send + Sync),
     ) -> Result<(), RuntimeError>;
 
     /// Makes and starts the box and returns once its agent answers. An existing box of that id is success;
     /// leftovers of an interrupted attempt are removed first. On failure nothing is left.
-    async fn start(&self, id: SandboxId, plan: &StartPlan) -> Result<Observation, RuntimeError>;
+    async fn start(
+        &self,
+        id: SandboxId,
+        plan: &StartPlan,
+        secrets: &Secrets,
+    ) -> Result<Observation, RuntimeError>;
 
     /// Freezes every process of the box. Already paused is success; an absent box is `NotFound`.
     async fn pause(&self, id: SandboxId) -> Result<Observation, RuntimeError>;
@@ -232,4 +269,16 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// Free-form facts for the inspect text: label, value.
     async fn describe(&self, id: SandboxId) -> Result<BTreeMap<String, String>, RuntimeError>;
+
+    /// The name its artifact will have: what a sandbox restored from the snapshot takes as its image.
+    fn snapshot_image(&self, snapshot: SnapshotId) -> String;
+
+    /// Saves the box's file system as the artifact of `snapshot` and returns when it can be restored from. An artifact that exists is success.
+    async fn snapshot(&self, id: SandboxId, snapshot: SnapshotId) -> Result<(), RuntimeError>;
+
+    /// Whether the artifact exists and is whole.
+    async fn has_snapshot(&self, snapshot: SnapshotId) -> Result<bool, RuntimeError>;
+
+    /// Removes the artifact. Absent is success; `InUse` while a box is made from it.
+    async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), RuntimeError>;
 }

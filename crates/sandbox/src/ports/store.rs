@@ -3,7 +3,12 @@
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use crate::{ids::SandboxId, lifecycle::intent::Intent, time::Timestamp};
+use crate::{
+    ids::{SandboxId, SnapshotId},
+    lifecycle::intent::Intent,
+    snapshot::{SnapshotRecord, SnapshotState},
+    time::Timestamp,
+};
 
 /// Why the store could not answer.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +34,33 @@ pub struct EventRecord {
     pub at: Timestamp,
     pub kind: String,
     pub message: String,
+}
+
+/// A history line with its place in the sandbox's history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequencedEvent {
+    /// Grows strictly within one sandbox, across its operations and server restarts; starts above 0.
+    pub seq: u64,
+    pub event: EventRecord,
+}
+
+/// Which part of a sandbox's history is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HistoryBounds {
+    /// Sequence of the oldest line.
+    pub first: u64,
+    /// Sequence of the newest line.
+    pub last: u64,
+}
+
+/// Which snapshots to list. Filters are joined by AND, states by OR; an empty list of states means all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SnapshotFilter {
+    /// Only of this tenant's namespace; `None`: only those without one.
+    pub namespace: Option<String>,
+    pub source: Option<SandboxId>,
+    pub name: Option<String>,
+    pub states: Vec<SnapshotState>,
 }
 
 /// Which request an idempotency key stands for.
@@ -91,4 +123,45 @@ pub trait Store: Send + Sync + 'static {
 
     /// Forgets history and idempotency keys older than `before`.
     async fn prune(&self, before: Timestamp) -> Result<u64, StoreError>;
+
+    /// Up to `limit` history lines after the sequence `after`, oldest first. Survives the sandbox.
+    async fn history_after(
+        &self,
+        id: SandboxId,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<SequencedEvent>, StoreError>;
+
+    /// The kept part of a sandbox's history; `None` when nothing is known of such a sandbox.
+    async fn history_bounds(&self, id: SandboxId) -> Result<Option<HistoryBounds>, StoreError>;
+
+    /// Inserts a snapshot.
+    async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), StoreError>;
+
+    /// Replaces the snapshot if its state is still `expected`.
+    async fn advance_snapshot(
+        &self,
+        expected: SnapshotState,
+        snapshot: &SnapshotRecord,
+    ) -> Result<Advance, StoreError>;
+
+    /// Removes the snapshot if its state is still `expected`.
+    async fn delete_snapshot(&self, id: SnapshotId, expected: SnapshotState) -> Result<Advance, StoreError>;
+
+    /// One snapshot, whatever its namespace.
+    async fn snapshot(&self, id: SnapshotId) -> Result<Option<SnapshotRecord>, StoreError>;
+
+    /// A page of the matching snapshots, newest first, ties by descending id; and how many match in all.
+    async fn snapshots(
+        &self,
+        filter: &SnapshotFilter,
+        offset: u64,
+        limit: u64,
+    ) -> Result<(Vec<SnapshotRecord>, u64), StoreError>;
+
+    /// Every snapshot in the state, whatever its namespace: what a recovery looks at.
+    async fn snapshots_in(&self, state: SnapshotState) -> Result<Vec<SnapshotRecord>, StoreError>;
+
+    /// Writes everything out and closes the connections. Nothing may be asked afterwards.
+    async fn shut(&self);
 }

@@ -16,7 +16,7 @@ use sandglass_sandbox::{
         runtime::RuntimeError,
         store::{Advance, Claim, EventRecord, IdempotencyRecord},
     },
-    spec::{Credentials, MutableFacts, Spec},
+    spec::{MutableFacts, Secrets, Spec},
 };
 use tracing::{info, warn};
 
@@ -59,7 +59,7 @@ pub enum EngineError {
 pub struct NewSandbox {
     pub spec: Spec,
     pub facts: MutableFacts,
-    pub credentials: Option<Credentials>,
+    pub secrets: Secrets,
     /// The `Idempotency-Key` and a digest of the request it came with.
     pub key: Option<(String, String)>,
 }
@@ -97,8 +97,8 @@ impl Engine {
             return self.repeat(&taken, fingerprint);
         }
         info!(sandbox = %id, image = new.spec.image, "accepted");
-        if let Some(credentials) = new.credentials {
-            self.credentials().insert(id, credentials);
+        if !new.secrets.is_empty() {
+            self.secrets().insert(id, Arc::new(new.secrets));
         }
         self.index.set_intent(intent);
         self.poke(id);
@@ -120,7 +120,7 @@ impl Engine {
                 facts: new.facts.clone(),
                 agent_token: token(),
                 route_token: token(),
-                had_credentials: new.credentials.is_some(),
+                had_credentials: !new.secrets.is_empty(),
                 progress: Progress::Accepted,
             })),
             accepted_at: now,

@@ -13,7 +13,7 @@ use sandglass_sandbox::{
     },
     ports::{
         RuntimeErrorKind,
-        runtime::{RuntimeError, StartPlan},
+        runtime::{Condition, PrepareProgress, RuntimeError, StartPlan},
         store::{Advance, EventRecord, StoreError},
     },
 };
@@ -22,6 +22,10 @@ use tracing::{info, warn};
 
 use super::{Engine, commit::accepted, index::Entry};
 
+/// Progress lines of one phase are at least this far apart.
+const PROGRESS_PAUSE: Duration = Duration::from_secs(1);
+/// How long to leave a runtime alone that could not be reached.
+const RUNTIME_RETRY: Duration = Duration::from_secs(1);
 /// How long to leave a store alone that cannot be written.
 const STORE_RETRY: Duration = Duration::from_secs(1);
 
@@ -41,7 +45,7 @@ impl Engine {
 
     fn next_step(&self, id: SandboxId) -> (Option<Entry>, Step) {
         let entry = self.index.get(id);
-        let at_hand = self.credentials().contains_key(&id);
+        let at_hand = self.secrets().contains_key(&id);
         let step = step::next(
             entry.as_ref().and_then(|e| e.intent.as_deref()),
             entry.as_ref().and_then(|e| e.observed.as_deref()),
@@ -63,7 +67,7 @@ impl Engine {
                     let mut drivers = self.drivers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     if self.next_step(id).1 == Step::Nothing {
                         drivers.remove(&id);
-                        self.credentials().remove(&id);
+                        self.secrets().remove(&id);
                         return;
                     }
                 }
@@ -97,7 +101,7 @@ impl Engine {
     ) -> Result<(), StoreError> {
         match (step, &intent.operation) {
             (Step::Prepare, Operation::Create(create)) => self.prepare(id, intent, create, poke).await,
-            (Step::Start, Operation::Create(_)) => self.start(id, intent.generation).await,
+            (Step::Start, Operation::Create(_)) => self.start(id, intent.generation, poke).await,
             (Step::Pause, _) => {
                 let done = self.runtime.pause(id).await;
                 self.frozen(id, intent, done, "paused").await
@@ -130,6 +134,15 @@ impl Engine {
                 }
                 self.close(id, intent.generation, &events).await
             }
+            (Step::Discard, Operation::Create(_)) => {
+                match self.runtime.remove(id, Duration::ZERO).await {
+                    Ok(()) => {
+                        self.vanished(id);
+                    }
+                    Err(error) => self.await_runtime(id, error, poke).await,
+                }
+                Ok(())
+            }
             (Step::FailCreate(why), Operation::Create(_)) => {
                 let _ = self.runtime.remove(id, Duration::ZERO).await;
                 self.vanished(id);
@@ -148,19 +161,60 @@ impl Engine {
         poke: &Notify,
     ) -> Result<(), StoreError> {
         self.index.set_progress(id, intent.generation, Progress::Preparing);
-        let auth = self.credentials().get(&id).cloned();
+        let secrets = self.secrets().get(&id).cloned().unwrap_or_default();
+        let (tell, told) = tokio::sync::mpsc::channel(16);
+        // What nobody has written down yet is dropped: progress must not hold up the work.
+        let report = |progress: PrepareProgress| drop(tell.try_send(progress));
         let prepared = tokio::select! {
-            done = self.runtime.prepare(&create.spec.image, auth.as_ref(), create.spec.platform.as_ref()) => done,
+            done = self.runtime.prepare(&create.spec, &secrets, &report) => done,
+            () = self.record_progress(id, told) => return Ok(()),
             // A delete makes the pull pointless; anything else that pokes starts it over, which is cheap.
             () = self.superseded(id, intent.generation, poke) => return Ok(()),
         };
         match prepared {
             Ok(()) => {
-                self.credentials().remove(&id);
                 self.index.set_progress(id, intent.generation, Progress::Starting);
                 Ok(())
             }
+            Err(error) if error.retryable() => {
+                self.await_runtime(id, error, poke).await;
+                Ok(())
+            }
             Err(error) => self.fail_create(id, intent.generation, error).await,
+        }
+    }
+
+    /// Writes what `prepare` tells into the history, at most a line a second of each phase. Never ends by itself.
+    async fn record_progress(&self, id: SandboxId, mut told: tokio::sync::mpsc::Receiver<PrepareProgress>) {
+        let mut last: Option<(&'static str, Timestamp)> = None;
+        while let Some(progress) = told.recv().await {
+            let now = self.clock.now();
+            let recent = |(phase, at): (&'static str, Timestamp)| {
+                phase == progress.phase && at.until(now) < PROGRESS_PAUSE
+            };
+            if last.is_some_and(recent) {
+                continue;
+            }
+            last = Some((progress.phase, now));
+            let event = self.event(progress.phase, &progress.message);
+            if let Err(error) = self.store.append(id, &[event]).await {
+                warn!(sandbox = %id, %error, "an event could not be recorded");
+            }
+        }
+        std::future::pending::<()>().await;
+    }
+
+    /// The create is tried again when the runtime is back, and every now and then, until its deadline.
+    async fn await_runtime(&self, id: SandboxId, error: RuntimeError, poke: &Notify) {
+        warn!(sandbox = %id, %error, "the create waits for its runtime");
+        self.pause_until_poked(poke).await;
+    }
+
+    async fn pause_until_poked(&self, poke: &Notify) {
+        tokio::select! {
+            () = tokio::time::sleep(RUNTIME_RETRY) => {}
+            () = poke.notified() => {}
+            () = self.stopping.cancelled() => {}
         }
     }
 
@@ -176,10 +230,10 @@ impl Engine {
         }
     }
 
-    async fn start(&self, id: SandboxId, generation: u64) -> Result<(), StoreError> {
-        let Ok(_slot) = self.starting.acquire().await else { return Ok(()) };
+    async fn start(&self, id: SandboxId, generation: u64, poke: &Notify) -> Result<(), StoreError> {
+        let Ok(slot) = self.starting.acquire().await else { return Ok(()) };
         // A renewal of a pending sandbox changes the intent's facts; from here on it must wait for the box.
-        let _facts = self.facts_lock(id).lock().await;
+        let facts = self.facts_lock(id).lock().await;
         let Some(intent) = self.index.get(id).and_then(|e| e.intent) else { return Ok(()) };
         let Operation::Create(create) = &intent.operation else { return Ok(()) };
         if intent.generation != generation {
@@ -193,9 +247,25 @@ impl Engine {
             agent_token: create.agent_token.clone(),
             route_token: create.route_token.clone(),
         };
-        match self.runtime.start(id, &plan).await {
+        let secrets = self.secrets().get(&id).cloned().unwrap_or_default();
+        self.making().insert(id);
+        let started = self.runtime.start(id, &plan, &secrets).await;
+        self.making().remove(&id);
+        match started {
             Ok(observed) => {
+                let unfinished = observed.condition == Condition::Starting;
                 self.index.observe(observed);
+                if unfinished {
+                    drop((slot, facts));
+                    self.pause_until_poked(poke).await;
+                } else {
+                    self.secrets().remove(&id);
+                }
+                Ok(())
+            }
+            Err(error) if error.retryable() => {
+                drop((slot, facts));
+                self.await_runtime(id, error, poke).await;
                 Ok(())
             }
             Err(error) => self.fail_create(id, intent.generation, error).await,
@@ -263,7 +333,7 @@ impl Engine {
         error: RuntimeError,
     ) -> Result<(), StoreError> {
         warn!(sandbox = %id, phase = error.phase, error = error.message, "create failed");
-        self.credentials().remove(&id);
+        self.secrets().remove(&id);
         let Some(intent) = self.index.get(id).and_then(|e| e.intent).filter(|i| i.generation == generation)
         else {
             return Ok(());

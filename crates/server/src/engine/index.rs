@@ -273,6 +273,11 @@ impl Index {
         self.touch();
     }
 
+    /// Sandboxes with an operation in flight.
+    pub(super) fn with_intents(&self) -> Vec<SandboxId> {
+        self.read().values().filter(|e| e.intent.is_some()).map(|e| e.id).collect()
+    }
+
     /// Boxes that exist by our knowledge and were observed before `revision`: what a full list must confirm.
     pub(super) fn boxes(&self) -> Vec<(SandboxId, u64)> {
         self.read().values().filter_map(|e| e.observed.as_ref().map(|o| (e.id, o.revision))).collect()

@@ -1,6 +1,4 @@
-use std::collections::BTreeMap;
-
-use sandglass_sandbox::spec::{Entrypoint, Limits};
+use sandglass_sandbox::{ports::runtime::Exposure, spec::Entrypoint};
 
 use super::*;
 
@@ -9,16 +7,7 @@ fn observed(id: SandboxId, revision: u64) -> Observation {
     Observation {
         id,
         revision,
-        spec: Spec {
-            image: "i".into(),
-            entrypoint: Entrypoint::AgentOnly,
-            env: vec![],
-            limits: Limits::default(),
-            platform: None,
-            volumes: vec![],
-            extensions: BTreeMap::new(),
-            secure_access: false,
-        },
+        spec: Spec::new("i", Entrypoint::AgentOnly),
         entrypoint: vec![],
         facts: MutableFacts::default(),
         condition: Condition::Running,
@@ -26,9 +15,10 @@ fn observed(id: SandboxId, revision: u64) -> Observation {
         started_at: None,
         since: at,
         address: None,
-        agent_port: 44772,
+        exposure: Exposure::None,
         agent_token: String::new(),
         route_token: String::new(),
+        egress_token: None,
     }
 }
 

@@ -12,7 +12,7 @@ pub mod index;
 pub mod loops;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -20,9 +20,9 @@ use std::{
 use sandglass_sandbox::{
     Clock, SandboxId,
     ports::{Runtime, Store, StoreError, runtime::RuntimeError},
-    spec::Credentials,
+    spec::Secrets,
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use index::Index;
@@ -83,8 +83,12 @@ pub struct Engine {
     settings: Settings,
     index: Index,
     drivers: Mutex<HashMap<SandboxId, Arc<tokio::sync::Notify>>>,
-    /// Registry credentials of creates in flight. Memory only, dropped when the pull is over.
-    credentials: Mutex<HashMap<SandboxId, Credentials>>,
+    /// Secrets of creates in flight. Memory only, dropped when the create is over.
+    secrets: Mutex<HashMap<SandboxId, Arc<Secrets>>>,
+    /// Boxes that `Runtime::start` is working on: it alone says when they are up.
+    making: Mutex<HashSet<SandboxId>>,
+    /// Why the runtime cannot be reached at the moment.
+    lost: watch::Sender<Option<Arc<RuntimeError>>>,
     facts_locks: Box<[tokio::sync::Mutex<()>]>,
     starting: Semaphore,
     tasks: TaskTracker,
@@ -126,7 +130,9 @@ impl Engine {
             settings,
             index: Index::default(),
             drivers: Mutex::default(),
-            credentials: Mutex::default(),
+            secrets: Mutex::default(),
+            making: Mutex::default(),
+            lost: watch::Sender::new(None),
             facts_locks: (0..FACTS_LOCKS).map(|_| tokio::sync::Mutex::new(())).collect(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
@@ -141,8 +147,13 @@ impl Engine {
     pub async fn recover(self: &Arc<Self>) -> Result<(), RecoverError> {
         // Watch first, so that nothing happens unseen between the list and the watch.
         loops::observe::spawn(self);
-        for observed in self.runtime.list().await? {
-            self.index.observe(observed);
+        match self.runtime.list().await {
+            Ok(listed) => listed.into_iter().for_each(|observed| {
+                self.index.observe(observed);
+            }),
+            // It may come back; until then reads say that nothing is known.
+            Err(error) if error.retryable() => self.lose(error),
+            Err(error) => return Err(error.into()),
         }
         let intents = self.store.open_intents().await?;
         let open: Vec<_> = intents.iter().map(|i| i.sandbox_id).collect();
@@ -182,6 +193,30 @@ impl Engine {
         true
     }
 
+    /// Whether what the index shows is known to be so.
+    ///
+    /// # Errors
+    /// Why the runtime cannot be reached.
+    pub fn reachable(&self) -> Result<(), Arc<RuntimeError>> {
+        self.lost.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    fn lose(&self, error: RuntimeError) {
+        tracing::warn!(%error, "the runtime cannot be reached");
+        self.lost.send_replace(Some(Arc::new(error)));
+    }
+
+    /// The runtime is back and the index holds what it told: whatever waited for it goes on now.
+    fn found_again(self: &Arc<Self>) {
+        if self.lost.send_replace(None).is_none() {
+            return;
+        }
+        tracing::info!("the runtime is back");
+        for id in self.index.with_intents() {
+            self.poke(id);
+        }
+    }
+
     /// What exists, as this process knows it.
     pub fn index(&self) -> &Index {
         &self.index
@@ -208,7 +243,11 @@ impl Engine {
         &self.facts_locks[usize::try_from(hash % FACTS_LOCKS).unwrap_or(0)]
     }
 
-    fn credentials(&self) -> MutexGuard<'_, HashMap<SandboxId, Credentials>> {
-        self.credentials.lock().unwrap_or_else(PoisonError::into_inner)
+    fn making(&self) -> MutexGuard<'_, HashSet<SandboxId>> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn secrets(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Secrets>>> {
+        self.secrets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,7 @@
 //! Logs, events, inspect and summary of a sandbox, as JSON with `scope` and as text without.
 
+use std::net::SocketAddr;
+
 use axum::{
     Json,
     extract::{Path, State},
@@ -22,6 +24,7 @@ use crate::{
         render_summary,
     },
     engine::index::Entry,
+    ingress::AGENT_PORT,
 };
 
 /// Lines read when a time bound has to be found among them.
@@ -167,11 +170,11 @@ fn inspect_facts(entry: &Entry) -> InspectFacts {
         cpu_millis: spec.and_then(|s| s.limits.cpu_millis),
         memory_bytes: spec.and_then(|s| s.limits.memory_bytes),
         pids_limit: spec.and_then(|s| s.limits.pids),
-        networks: address.map(|a| ("sandglass".to_owned(), a.into())).into_iter().collect(),
+        networks: address.map(|a| ("sandglass".to_owned(), a)).into_iter().collect(),
         ports: observed
             .map(|o| PortFacts {
-                port: o.agent_port,
-                bound_to: o.address.map(|a| format!("{a}:{}", o.agent_port)),
+                port: AGENT_PORT,
+                bound_to: o.address.map(|a| SocketAddr::new(a, AGENT_PORT).to_string()),
             })
             .into_iter()
             .collect(),

@@ -38,7 +38,7 @@ pub async fn create(State(app): State<App>, headers: HeaderMap, body: RawBody) -
     let request = decode::create::create(&value)?;
     let wanted = validate::create::create(request, &app.rules, now)?;
     let key = idempotency_key(&headers)?.map(|key| (key, fingerprint(&value)));
-    let new = NewSandbox { spec: wanted.spec, facts: wanted.facts, credentials: wanted.credentials, key };
+    let new = NewSandbox { spec: wanted.spec, facts: wanted.facts, secrets: wanted.secrets, key };
     // In a task of its own: a client that gives up must not take a half-answered create with it.
     let engine = app.engine.clone();
     let entry = tokio::spawn(async move { engine.create(new, now).await })

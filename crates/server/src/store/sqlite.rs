@@ -194,6 +194,72 @@ impl Store for SqliteStore {
         tx.commit().await.map_err(unavailable)?;
         Ok(gone)
     }
+
+    async fn history_after(
+        &self,
+        _id: SandboxId,
+        _after: u64,
+        _limit: u32,
+    ) -> Result<Vec<sandglass_sandbox::ports::store::SequencedEvent>, StoreError> {
+        Err(StoreError::Unavailable("history pages".into()))
+    }
+
+    async fn history_bounds(
+        &self,
+        _id: SandboxId,
+    ) -> Result<Option<sandglass_sandbox::ports::store::HistoryBounds>, StoreError> {
+        Ok(None)
+    }
+
+    async fn insert_snapshot(
+        &self,
+        _snapshot: &sandglass_sandbox::snapshot::SnapshotRecord,
+    ) -> Result<(), StoreError> {
+        Err(StoreError::Unavailable("snapshots".into()))
+    }
+
+    async fn advance_snapshot(
+        &self,
+        _expected: sandglass_sandbox::snapshot::SnapshotState,
+        _snapshot: &sandglass_sandbox::snapshot::SnapshotRecord,
+    ) -> Result<Advance, StoreError> {
+        Ok(Advance::Lost)
+    }
+
+    async fn delete_snapshot(
+        &self,
+        _id: sandglass_sandbox::SnapshotId,
+        _expected: sandglass_sandbox::snapshot::SnapshotState,
+    ) -> Result<Advance, StoreError> {
+        Ok(Advance::Lost)
+    }
+
+    async fn snapshot(
+        &self,
+        _id: sandglass_sandbox::SnapshotId,
+    ) -> Result<Option<sandglass_sandbox::snapshot::SnapshotRecord>, StoreError> {
+        Ok(None)
+    }
+
+    async fn snapshots(
+        &self,
+        _filter: &sandglass_sandbox::ports::store::SnapshotFilter,
+        _offset: u64,
+        _limit: u64,
+    ) -> Result<(Vec<sandglass_sandbox::snapshot::SnapshotRecord>, u64), StoreError> {
+        Ok((Vec::new(), 0))
+    }
+
+    async fn snapshots_in(
+        &self,
+        _state: sandglass_sandbox::snapshot::SnapshotState,
+    ) -> Result<Vec<sandglass_sandbox::snapshot::SnapshotRecord>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn shut(&self) {
+        Self::shut(self).await;
+    }
 }
 
 #[cfg(test)]

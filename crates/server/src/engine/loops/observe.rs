@@ -29,6 +29,10 @@ async fn take(engine: &Arc<Engine>, event: RuntimeEvent) {
     match event {
         RuntimeEvent::Observed(observed) => {
             let id = observed.id;
+            // Seen between its start and its readiness; the start's own answer is newer.
+            if engine.making().contains(&id) {
+                return;
+            }
             let exit = exit_message(&observed);
             let news = engine.index.observe(*observed);
             if news == News::ConditionChanged
@@ -54,6 +58,8 @@ async fn take(engine: &Arc<Engine>, event: RuntimeEvent) {
         RuntimeEvent::Happened(id, event) => {
             info!(sandbox = %id, kind = event.kind, message = event.message, "box event");
         }
+        RuntimeEvent::Lost(error) => engine.lose(error),
+        RuntimeEvent::Back => engine.found_again(),
         RuntimeEvent::Noticed(id, event) => {
             warn!(sandbox = %id, kind = event.kind, message = event.message, "noticed");
             append(engine, id, &event.kind, &event.message).await;

@@ -7,18 +7,29 @@ use tracing::{info, warn};
 
 use crate::engine::{Engine, index::News};
 
+/// Pause between attempts to list a runtime that cannot be reached.
+const WHILE_LOST: std::time::Duration = std::time::Duration::from_secs(1);
+
 pub(in crate::engine) fn spawn(engine: &Arc<Engine>) {
     let engine_ = engine.clone();
     engine.tasks.spawn(async move {
         let stopping = engine_.stopping.clone();
         loop {
             tokio::select! {
-                () = tokio::time::sleep(engine_.settings.resync_every) => {}
+                () = tokio::time::sleep(pause(&engine_)) => {}
                 () = stopping.cancelled() => return,
             }
             run(&engine_).await;
         }
     });
+}
+
+/// Enforcing an expiry and finishing a removal must not wait for long after the runtime came back.
+fn pause(engine: &Engine) -> std::time::Duration {
+    match engine.reachable() {
+        Ok(()) => engine.settings.resync_every,
+        Err(_) => WHILE_LOST.min(engine.settings.resync_every),
+    }
 }
 
 async fn run(engine: &Arc<Engine>) {
@@ -27,7 +38,11 @@ async fn run(engine: &Arc<Engine>) {
     let listed = match engine.runtime.list().await {
         Ok(listed) => listed,
         Err(error) => {
-            warn!(error = %error, "the runtime cannot be listed");
+            if error.retryable() {
+                engine.lose(error);
+            } else {
+                warn!(error = %error, "the runtime cannot be listed");
+            }
             return;
         }
     };
@@ -47,4 +62,5 @@ async fn run(engine: &Arc<Engine>) {
             engine.poke(id);
         }
     }
+    engine.found_again();
 }

@@ -7,7 +7,7 @@ use sandglass_api::lifecycle::{
 };
 use sandglass_sandbox::{
     Timestamp,
-    spec::{Credentials, Entrypoint, MutableFacts, Platform, Spec},
+    spec::{Credentials, Entrypoint, MutableFacts, Platform, Secrets, Spec},
 };
 use tracing::warn;
 
@@ -28,7 +28,7 @@ pub struct CreateRules {
 pub struct ValidatedCreate {
     pub spec: Spec,
     pub facts: MutableFacts,
-    pub credentials: Option<Credentials>,
+    pub secrets: Secrets,
     /// The request's map as it was sent, for the answer.
     pub echoed_metadata: Option<StringMap>,
     /// The entrypoint as it was sent, for the answer; reads show it split.
@@ -88,7 +88,7 @@ pub fn create(
     let volumes = volumes::check(&request.volumes.unwrap_or_default(), &rules.allowed_host_paths)?;
     let image = request.image.ok_or_else(|| ApiError::invalid_parameter("image is required"))?;
     refuse_userinfo(&image.uri)?;
-    let credentials = image.auth.map(|a| Credentials { username: a.username, password: a.password });
+    let registry = image.auth.map(|a| Credentials { username: a.username, password: a.password });
     Ok(ValidatedCreate {
         spec: Spec {
             image: image.uri.trim().to_owned(),
@@ -99,9 +99,12 @@ pub fn create(
             volumes,
             extensions,
             secure_access: request.secure_access,
+            snapshot: None,
+            egress: None,
+            tenant: None,
         },
         facts: MutableFacts { expires_at, metadata },
-        credentials,
+        secrets: Secrets { registry, ..Secrets::default() },
         echoed_metadata: request.metadata,
         echoed_entrypoint,
     })

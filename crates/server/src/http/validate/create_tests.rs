@@ -117,7 +117,7 @@ fn a_full_request_becomes_a_specification() {
     assert_eq!(seen.spec.extensions.len(), 3);
     assert_eq!(seen.facts.expires_at, Timestamp::from_millis(NOW + 600_000));
     assert_eq!(seen.facts.metadata, BTreeMap::from([("team".to_owned(), "x".to_owned())]));
-    assert_eq!(seen.credentials.map(|c| c.username), Some("u".to_owned()));
+    assert_eq!(seen.secrets.registry.map(|c| c.username), Some("u".to_owned()));
 }
 
 #[test]

@@ -18,6 +18,7 @@ pub fn limits(asked: &BTreeMap<String, String>) -> ApiResult<Limits> {
         cpu_millis: get("cpu").map(cpu).transpose()?,
         memory_bytes: get("memory").map(memory).transpose()?,
         pids: get("pids").map(pids).transpose()?,
+        ..Limits::default()
     })
 }
 

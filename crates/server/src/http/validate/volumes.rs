@@ -11,7 +11,7 @@ use std::{
 };
 
 use sandglass_api::lifecycle::Volume;
-use sandglass_sandbox::spec::HostVolume;
+use sandglass_sandbox::spec;
 
 use crate::http::error::{ApiError, ApiResult, Code};
 
@@ -22,7 +22,7 @@ const TAKEN_TARGETS: &[&str] = &["/proc", "/sys", "/opt/opensandbox"];
 ///
 /// # Errors
 /// 400 and 500 `VOLUME::*`.
-pub(super) fn check(volumes: &[Volume], allowed: &[PathBuf]) -> ApiResult<Vec<HostVolume>> {
+pub(super) fn check(volumes: &[Volume], allowed: &[PathBuf]) -> ApiResult<Vec<spec::Volume>> {
     let mut names = BTreeSet::new();
     if !volumes.iter().all(|volume| names.insert(volume.name.as_str())) {
         return Err(ApiError::new(Code::VolumeDuplicateName, "two volumes have the same name"));
@@ -42,12 +42,17 @@ pub(super) fn check(volumes: &[Volume], allowed: &[PathBuf]) -> ApiResult<Vec<Ho
         let base = host_path(&host.path)?;
         let source = Source { full: sub_path.map_or_else(|| base.clone(), |sub| base.join(sub)), base };
         source.check_allowed(allowed)?;
-        wanted.push((source, target, volume.read_only));
+        wanted.push((volume, source, target));
     }
     wanted
         .into_iter()
-        .map(|(source, target, read_only)| {
-            Ok(HostVolume { source: source.settle(allowed)?, target, read_only })
+        .map(|(volume, source, target)| {
+            Ok(spec::Volume {
+                name: volume.name.clone(),
+                source: spec::VolumeSource::Host { path: source.settle(allowed)? },
+                target,
+                read_only: volume.read_only,
+            })
         })
         .collect()
 }
@@ -277,7 +282,8 @@ mod tests {
         assert_eq!(code(&[volume(&text("open"), "/m", None)], &[]), "VOLUME::HOST_PATH_NOT_ALLOWED");
         assert!(!at("secret/new").exists() && !at("nowhere").exists() && at("open/new/deep").is_dir());
         let shared = check(&[volume(&text("open/in"), "/m//n/", None)], &allowed).unwrap();
-        assert_eq!(shared[0].source, fs::canonicalize(at("open/inner")).unwrap());
+        let inner = fs::canonicalize(at("open/inner")).unwrap();
+        assert_eq!(shared[0].source, spec::VolumeSource::Host { path: inner });
         assert_eq!(shared[0].target, Path::new("/m/n"));
     }
 
