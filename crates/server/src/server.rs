@@ -20,6 +20,7 @@ use crate::{
     engine::{Engine, RecoverError, Settings},
     http::{App, images::Images, router},
     store::SqliteStore,
+    tenants::Keyring,
 };
 
 /// Why a server could not start. Each says what to do about it.
@@ -110,7 +111,8 @@ impl Prepared {
         let address =
             listener.local_addr().map_err(|source| StartError::Listen { address: "?".into(), source })?;
         let stop = CancellationToken::new();
-        let app = App::new(config.clone(), engine.clone(), images);
+        let keys = Keyring::single(config.server.api_key.as_ref().map(|key| key.expose()));
+        let app = App::new(config.clone(), engine.clone(), images, keys);
         let limits = accept::Limits {
             keep_alive: config.server.keep_alive,
             drain: config.server.graceful_shutdown,

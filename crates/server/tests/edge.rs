@@ -13,6 +13,7 @@ use sandglass_server::{
     config::{Config, Secret},
     engine::{Engine, Settings},
     http::{App, images::Images, router},
+    tenants::Keyring,
 };
 use sandglass_testkit::{FakeRuntime, ManualClock, MemoryStore};
 use serde_json::{Value, json};
@@ -55,7 +56,8 @@ impl Edge {
         config.server.api_key = Some(Secret::new("k"));
         let store = Arc::new(ImageStore::open(dir.path()).unwrap());
         let images = Images { store, uploads: std::env::temp_dir(), in_use: Arc::new(Default::default) };
-        Self { router: router::build(App::new(Arc::new(config), engine, images)), _dir: dir }
+        let app = App::new(Arc::new(config), engine, images, Keyring::single(Some("k")));
+        Self { router: router::build(app), _dir: dir }
     }
 
     async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Seen {

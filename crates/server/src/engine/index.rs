@@ -50,6 +50,11 @@ impl Entry {
         self.observed.as_deref().map(|o| &o.spec).or_else(|| self.create().map(|c| &c.spec))
     }
 
+    /// The tenant it belongs to; `None` also while nothing but a removal is known of it.
+    pub fn tenant(&self) -> Option<&str> {
+        self.spec()?.tenant.as_deref()
+    }
+
     /// Expiry and metadata, from whoever owns them now.
     pub fn facts(&self) -> Option<&MutableFacts> {
         self.observed.as_deref().map(|o| &o.facts).or_else(|| self.create().map(|c| &c.facts))

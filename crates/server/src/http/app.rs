@@ -9,17 +9,23 @@ use axum::extract::FromRef;
 use sandglass_proxy::{Forwarder, Limits};
 use sandglass_sandbox::lifecycle::state::State;
 
-use super::{images::Images, validate::create::CreateRules};
+use super::{
+    error::{ApiError, ApiResult},
+    images::Images,
+    validate::create::CreateRules,
+};
 use crate::{
     config::Config,
     engine::{Engine, index::Entry},
     ingress::{AccessRules, IngressSettings, IngressState, Lookup, Reach, Target},
+    tenants::{Keyring, Principal},
 };
 
 /// Cheap to clone; everything in it is shared.
 #[derive(Clone)]
 pub struct App {
     pub config: Arc<Config>,
+    pub keys: Keyring,
     pub engine: Arc<Engine>,
     pub images: Images,
     pub ingress: IngressState,
@@ -40,11 +46,8 @@ impl FromRef<App> for Images {
 
 impl App {
     /// Puts the HTTP side together over an engine.
-    pub fn new(config: Arc<Config>, engine: Arc<Engine>, images: Images) -> Self {
-        let access = AccessRules {
-            api_key: config.server.api_key.as_ref().map(|key| key.expose().to_owned()),
-            open_proxy: config.server.open_proxy,
-        };
+    pub fn new(config: Arc<Config>, engine: Arc<Engine>, images: Images, keys: Keyring) -> Self {
+        let access = AccessRules { keys: keys.clone(), open_proxy: config.server.open_proxy };
         let settings = IngressSettings { access, eip: config.server.eip.clone() };
         let lookup = Arc::new(IndexLookup(Arc::downgrade(&engine)));
         let ingress = IngressState::new(lookup, Forwarder::new(Limits::default()), settings);
@@ -59,7 +62,13 @@ impl App {
             allowed_host_paths: config.storage.allowed_host_paths.iter().map(PathBuf::from).collect(),
             arch: if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
         };
-        Self { config, engine, images, ingress, rules: Arc::new(rules) }
+        Self { config, keys, engine, images, ingress, rules: Arc::new(rules) }
+    }
+
+    /// The sandbox, if there is one for this caller: another tenant's looks as if it did not exist.
+    pub(super) fn find(&self, principal: &Principal, id: &str) -> ApiResult<Entry> {
+        let entry = self.engine.find(id)?;
+        if principal.may_see(entry.tenant()) { Ok(entry) } else { Err(ApiError::sandbox_not_found()) }
     }
 }
 
@@ -88,5 +97,6 @@ pub(super) fn target(entry: &Entry) -> Option<Target> {
         agent_token: agent_token.to_owned(),
         route_token: route_token.to_owned(),
         secure_access: entry.spec().is_some_and(|s| s.secure_access),
+        tenant: entry.tenant().map(str::to_owned),
     })
 }

@@ -25,6 +25,7 @@ use crate::{
     },
     engine::index::Entry,
     ingress::AGENT_PORT,
+    tenants::Principal,
 };
 
 /// Lines read when a time bound has to be found among them.
@@ -71,11 +72,16 @@ async fn console(app: &App, entry: &Entry, lines: usize) -> ApiResult<String> {
 }
 
 /// `GET /sandboxes/{id}/diagnostics/logs`
-pub async fn logs(State(app): State<App>, Path(id): Path<String>, uri: Uri) -> ApiResult<Response> {
+pub async fn logs(
+    State(app): State<App>,
+    principal: Principal,
+    Path(id): Path<String>,
+    uri: Uri,
+) -> ApiResult<Response> {
     let query = QueryString::parse(uri.query());
     let scope = query.last("scope").map(LogScope::parse).transpose()?;
     let tail = number(&query, "tail", 100, 10_000)?;
-    let entry = app.engine.find(&id)?;
+    let entry = app.find(&principal, &id)?;
     if let Some(scope) = scope {
         // One line more than is shown tells whether some were left out.
         let lines = console(&app, &entry, crate::diagnostics::LOG_LINES + 1).await?;
@@ -134,11 +140,16 @@ fn finished(entry: &Entry) -> Option<i64> {
 }
 
 /// `GET /sandboxes/{id}/diagnostics/events`
-pub async fn events(State(app): State<App>, Path(id): Path<String>, uri: Uri) -> ApiResult<Response> {
+pub async fn events(
+    State(app): State<App>,
+    principal: Principal,
+    Path(id): Path<String>,
+    uri: Uri,
+) -> ApiResult<Response> {
     let query = QueryString::parse(uri.query());
     let scope = query.last("scope").map(EventScope::parse).transpose()?;
     let limit = number(&query, "limit", 50, 500)?;
-    let entry = app.engine.find(&id)?;
+    let entry = app.find(&principal, &id)?;
     let facts = event_facts(&app, &entry).await?;
     match scope {
         Some(scope) => json(&describe_events(&facts, scope)),
@@ -184,8 +195,12 @@ fn inspect_facts(entry: &Entry) -> InspectFacts {
 }
 
 /// `GET /sandboxes/{id}/diagnostics/inspect`
-pub async fn inspect(State(app): State<App>, Path(id): Path<String>) -> ApiResult<Response> {
-    let entry = app.engine.find(&id)?;
+pub async fn inspect(
+    State(app): State<App>,
+    principal: Principal,
+    Path(id): Path<String>,
+) -> ApiResult<Response> {
+    let entry = app.find(&principal, &id)?;
     let mut page = render_inspect(&inspect_facts(&entry));
     if entry.observed.is_some()
         && let Ok(facts) = app.engine.runtime().describe(entry.id).await
@@ -199,11 +214,16 @@ pub async fn inspect(State(app): State<App>, Path(id): Path<String>) -> ApiResul
 }
 
 /// `GET /sandboxes/{id}/diagnostics/summary`
-pub async fn summary(State(app): State<App>, Path(id): Path<String>, uri: Uri) -> ApiResult<Response> {
+pub async fn summary(
+    State(app): State<App>,
+    principal: Principal,
+    Path(id): Path<String>,
+    uri: Uri,
+) -> ApiResult<Response> {
     let query = QueryString::parse(uri.query());
     let tail = number(&query, "tail", 50, 10_000)?;
     let limit = number(&query, "event_limit", 20, 500)?;
-    let entry = app.engine.find(&id)?;
+    let entry = app.find(&principal, &id)?;
     let logs = console(&app, &entry, tail).await;
     let page = Summary {
         id: entry.id.to_string(),

@@ -48,6 +48,9 @@ macro_rules! codes {
 codes! {
     MissingApiKey = UNAUTHORIZED "MISSING_API_KEY";
     InvalidApiKey = UNAUTHORIZED "INVALID_API_KEY";
+    TenantProviderUnavailable = SERVICE_UNAVAILABLE "TENANT_PROVIDER_UNAVAILABLE";
+    /// Ours: a route about the server itself, asked for by a tenant.
+    NotForTenants = FORBIDDEN "GENERAL::FORBIDDEN";
     MissingOrInvalidSecureAccess = UNAUTHORIZED "MISSING_OR_INVALID_SECURE_ACCESS";
     InvalidMetadataFormat = BAD_REQUEST "INVALID_METADATA_FORMAT";
     /// A reserved key in a metadata patch; without a prefix, unlike on create.
@@ -66,8 +69,12 @@ codes! {
     /// The one code that clients poll on.
     AddressNotYetKnown = NOT_FOUND "KUBERNETES::POD_IP_NOT_AVAILABLE";
     QueryFailed = INTERNAL_SERVER_ERROR "DOCKER::SANDBOX_QUERY_FAILED";
+    /// The runtime cannot be reached, so nobody knows.
+    QueryUnavailable = SERVICE_UNAVAILABLE "DOCKER::SANDBOX_QUERY_FAILED";
     ImagePullFailed = INTERNAL_SERVER_ERROR "DOCKER::SANDBOX_IMAGE_PULL_FAILED";
     StartFailed = INTERNAL_SERVER_ERROR "DOCKER::SANDBOX_START_FAILED";
+    /// The runtime cannot be reached, so nothing was begun.
+    StartUnavailable = SERVICE_UNAVAILABLE "DOCKER::SANDBOX_START_FAILED";
     DeleteFailed = INTERNAL_SERVER_ERROR "DOCKER::SANDBOX_DELETE_FAILED";
     NotRunning = CONFLICT "DOCKER::SANDBOX_NOT_RUNNING";
     PauseFailed = INTERNAL_SERVER_ERROR "DOCKER::SANDBOX_PAUSE_FAILED";
@@ -78,6 +85,7 @@ codes! {
     /// The sandbox has no expiry to move.
     NoExpiration = CONFLICT "DOCKER::INVALID_EXPIRATION";
     ExecdStartFailed = SERVICE_UNAVAILABLE "DOCKER::SANDBOX_EXECD_START_FAILED";
+    ExecdDistributionFailed = INTERNAL_SERVER_ERROR "DOCKER::SANDBOX_EXECD_DISTRIBUTION_FAILED";
     InvalidEntrypoint = BAD_REQUEST "DOCKER::INVALID_ENTRYPOINT";
     InvalidPort = BAD_REQUEST "DOCKER::INVALID_PORT";
     EndpointUnavailable = INTERNAL_SERVER_ERROR "DOCKER::NETWORK_MODE_ENDPOINT_UNAVAILABLE";
@@ -98,6 +106,13 @@ codes! {
     VolumeHostPathNotAllowed = BAD_REQUEST "VOLUME::HOST_PATH_NOT_ALLOWED";
     VolumeHostPathCreateFailed = INTERNAL_SERVER_ERROR "VOLUME::HOST_PATH_CREATE_FAILED";
     VolumeUnsupportedBackend = BAD_REQUEST "VOLUME::UNSUPPORTED_BACKEND";
+    VolumeNotFound = BAD_REQUEST "VOLUME::PVC_NOT_FOUND";
+    VolumeInspectFailed = INTERNAL_SERVER_ERROR "VOLUME::PVC_INSPECT_FAILED";
+    VolumeSubPathUnsupported = BAD_REQUEST "VOLUME::PVC_SUBPATH_UNSUPPORTED_DRIVER";
+    VolumeOssfsOption = BAD_REQUEST "VOLUME::INVALID_OSSFS_OPTION";
+    VolumeOssfsCredentials = BAD_REQUEST "VOLUME::INVALID_OSSFS_CREDENTIALS";
+    VolumeOssfsMountRoot = INTERNAL_SERVER_ERROR "VOLUME::INVALID_OSSFS_MOUNT_ROOT";
+    VolumeOssfsMountFailed = INTERNAL_SERVER_ERROR "VOLUME::OSSFS_MOUNT_FAILED";
 
     BackendConnectionFailed = BAD_GATEWAY "BACKEND_CONNECTION_FAILED";
     BackendResponseFailed = BAD_GATEWAY "BACKEND_RESPONSE_FAILED";

@@ -1,5 +1,7 @@
 //! Local images: list, pull, import, remove, prune. Routes of ours; the lifecycle API has none for this.
 //!
+//! They need the operator: the store is shared, and its list would show one tenant what the others run.
+//!
 //! Long operations answer with JSON lines: progress, then exactly one `done` or `error` line. The work goes on when the client leaves, except
 //! that an import ends with its upload.
 
@@ -21,6 +23,7 @@ use tokio::{io::AsyncWriteExt, sync::mpsc};
 
 use super::{
     error::{ApiError, ApiResult, Code},
+    middleware::auth::Operator,
     parse::{QueryString, RawBody},
 };
 
@@ -93,7 +96,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// `GET /images`
-pub async fn list(State(images): State<Images>) -> ApiResult<Response> {
+pub async fn list(_: Operator, State(images): State<Images>) -> ApiResult<Response> {
     let found = blocking(move || images.store.list()).await?;
     let items: Vec<ImageSummary> = found.iter().map(ImageSummary::from).collect();
     Ok(axum::Json(json!({ "items": items })).into_response())
@@ -116,7 +119,7 @@ struct Auth {
 }
 
 /// `POST /images/pull`
-pub async fn pull(State(images): State<Images>, body: RawBody) -> ApiResult<Response> {
+pub async fn pull(_: Operator, State(images): State<Images>, body: RawBody) -> ApiResult<Response> {
     let wanted: PullRequest = serde_json::from_value(body.required()?).map_err(|_| {
         ApiError::invalid_parameter(
             "the body must be {reference, auth?: {username, password}, platform?: {os, arch}}",
@@ -133,7 +136,7 @@ pub async fn pull(State(images): State<Images>, body: RawBody) -> ApiResult<Resp
 }
 
 /// `POST /images/import?name=`
-pub async fn import(State(images): State<Images>, request: Request) -> ApiResult<Response> {
+pub async fn import(_: Operator, State(images): State<Images>, request: Request) -> ApiResult<Response> {
     let query = QueryString::parse(request.uri().query());
     let name = query.last("name").filter(|n| !n.is_empty()).map(str::to_owned);
     let archive = receive(&images.uploads, request.into_body()).await?;
@@ -180,7 +183,11 @@ fn no_room() -> ApiError {
 }
 
 /// `DELETE /images/{reference}`
-pub async fn remove(State(images): State<Images>, Path(reference): Path<String>) -> ApiResult<Response> {
+pub async fn remove(
+    _: Operator,
+    State(images): State<Images>,
+    Path(reference): Path<String>,
+) -> ApiResult<Response> {
     let used = (images.in_use)();
     let gone =
         blocking(move || images.store.remove(&reference, &|id: &ImageDigest| used.contains(id.as_str())))
@@ -189,7 +196,7 @@ pub async fn remove(State(images): State<Images>, Path(reference): Path<String>)
 }
 
 /// `POST /images/prune`
-pub async fn prune(State(images): State<Images>) -> ApiResult<Response> {
+pub async fn prune(_: Operator, State(images): State<Images>) -> ApiResult<Response> {
     let used = (images.in_use)();
     let gone = blocking(move || images.store.collect_garbage(&|id: &ImageDigest| used.contains(id.as_str())))
         .await?;

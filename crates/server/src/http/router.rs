@@ -79,7 +79,7 @@ async fn proxy(State(app): State<App>, request: Request) -> Response {
 
 /// The whole service.
 pub fn build(app: App) -> Router {
-    let key = middleware::auth::Key::new(app.config.server.api_key.as_ref().map(|k| k.expose()));
+    let keys = app.keys.clone();
     let cap = middleware::concurrency::Cap::new(app.config.server.limit_concurrency);
     Router::new()
         .merge(both_mounts())
@@ -89,7 +89,7 @@ pub fn build(app: App) -> Router {
         .method_not_allowed_fallback(middleware::routing::method_not_allowed)
         .with_state(app)
         .layer(from_fn(middleware::routing::normalize))
-        .layer(from_fn_with_state(key, middleware::auth::require_key))
+        .layer(from_fn_with_state(keys, middleware::auth::require_key))
         .layer(from_fn_with_state(cap, middleware::concurrency::limit))
         .layer(from_fn(middleware::cors::answer))
         .layer(from_fn(middleware::request_id::attach))

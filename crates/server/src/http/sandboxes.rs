@@ -26,18 +26,25 @@ use super::{
 use crate::{
     engine::commit::NewSandbox,
     ingress::{EndpointQuery, Mount, Vantage, answer_endpoint, check_endpoint},
+    tenants::Principal,
 };
 
 /// Longest `Idempotency-Key`.
 const MAX_KEY_CHARS: usize = 255;
 
 /// `POST /sandboxes`
-pub async fn create(State(app): State<App>, headers: HeaderMap, body: RawBody) -> ApiResult<Response> {
+pub async fn create(
+    State(app): State<App>,
+    principal: Principal,
+    headers: HeaderMap,
+    body: RawBody,
+) -> ApiResult<Response> {
     let now = app.engine.clock().now();
     let value = body.required()?;
     let request = decode::create::create(&value)?;
-    let wanted = validate::create::create(request, &app.rules, now)?;
-    let key = idempotency_key(&headers)?.map(|key| (key, fingerprint(&value)));
+    let mut wanted = validate::create::create(request, &app.rules, now)?;
+    wanted.spec.tenant = principal.tenant().map(str::to_owned);
+    let key = idempotency_key(&headers)?.map(|key| (principal.scoped(&key), fingerprint(&value)));
     let new = NewSandbox { spec: wanted.spec, facts: wanted.facts, secrets: wanted.secrets, key };
     // In a task of its own: a client that gives up must not take a half-answered create with it.
     let engine = app.engine.clone();
@@ -68,6 +75,7 @@ fn fingerprint(value: &serde_json::Value) -> String {
 /// `GET /sandboxes`
 pub async fn list(
     State(app): State<App>,
+    principal: Principal,
     uri: Uri,
 ) -> ApiResult<Json<Page<sandglass_api::lifecycle::Sandbox>>> {
     let query = QueryString::parse(uri.query());
@@ -79,6 +87,7 @@ pub async fn list(
         .index()
         .newest_first()
         .into_iter()
+        .filter(|entry| principal.may_see(entry.tenant()))
         .filter(|entry| entry.status().is_some_and(|s| states.matches(s.state.word())))
         .filter(|entry| entry.facts().map_or(metadata.is_empty(), |f| metadata.matches(&f.metadata)))
         .collect();
@@ -89,13 +98,19 @@ pub async fn list(
 /// `GET /sandboxes/{id}`
 pub async fn get(
     State(app): State<App>,
+    principal: Principal,
     Path(id): Path<String>,
 ) -> ApiResult<Json<sandglass_api::lifecycle::Sandbox>> {
-    Ok(Json(present::sandbox(&app.engine.find(&id)?)))
+    Ok(Json(present::sandbox(&app.find(&principal, &id)?)))
 }
 
 /// `DELETE /sandboxes/{id}`
-pub async fn delete(State(app): State<App>, Path(id): Path<String>) -> ApiResult<StatusCode> {
+pub async fn delete(
+    State(app): State<App>,
+    principal: Principal,
+    Path(id): Path<String>,
+) -> ApiResult<StatusCode> {
+    app.find(&principal, &id)?;
     let engine = app.engine.clone();
     tokio::spawn(async move { engine.delete(&id).await }).await.map_err(|_| ApiError::internal())??;
     Ok(StatusCode::NO_CONTENT)
@@ -104,25 +119,36 @@ pub async fn delete(State(app): State<App>, Path(id): Path<String>) -> ApiResult
 /// `PATCH /sandboxes/{id}/metadata`
 pub async fn patch_metadata(
     State(app): State<App>,
+    principal: Principal,
     Path(id): Path<String>,
     body: RawBody,
 ) -> ApiResult<Json<sandglass_api::lifecycle::Sandbox>> {
     let patch = decode::small::metadata_patch(&body.required()?)?;
-    let entry = app.engine.find(&id)?;
+    let entry = app.find(&principal, &id)?;
     validate::labels::check_patch(&patch)?;
     let entry = if patch.is_empty() { entry } else { app.engine.patch_metadata(&id, &patch).await? };
     Ok(Json(present::sandbox(&entry)))
 }
 
 /// `POST /sandboxes/{id}/pause`
-pub async fn pause(State(app): State<App>, Path(id): Path<String>) -> ApiResult<StatusCode> {
+pub async fn pause(
+    State(app): State<App>,
+    principal: Principal,
+    Path(id): Path<String>,
+) -> ApiResult<StatusCode> {
+    app.find(&principal, &id)?;
     let engine = app.engine.clone();
     tokio::spawn(async move { engine.pause(&id).await }).await.map_err(|_| ApiError::internal())??;
     Ok(StatusCode::ACCEPTED)
 }
 
 /// `POST /sandboxes/{id}/resume`
-pub async fn resume(State(app): State<App>, Path(id): Path<String>) -> ApiResult<StatusCode> {
+pub async fn resume(
+    State(app): State<App>,
+    principal: Principal,
+    Path(id): Path<String>,
+) -> ApiResult<StatusCode> {
+    app.find(&principal, &id)?;
     let engine = app.engine.clone();
     tokio::spawn(async move { engine.resume(&id).await }).await.map_err(|_| ApiError::internal())??;
     Ok(StatusCode::ACCEPTED)
@@ -131,10 +157,12 @@ pub async fn resume(State(app): State<App>, Path(id): Path<String>) -> ApiResult
 /// `POST /sandboxes/{id}/renew-expiration`
 pub async fn renew(
     State(app): State<App>,
+    principal: Principal,
     Path(id): Path<String>,
     body: RawBody,
 ) -> ApiResult<Json<RenewResponse>> {
     let wanted: Timestamp = decode::small::renew(&body.required()?)?;
+    app.find(&principal, &id)?;
     let renewed = app.engine.renew(&id, wanted).await?;
     Ok(Json(RenewResponse { expires_at: renewed.into() }))
 }
@@ -142,6 +170,7 @@ pub async fn renew(
 /// `GET /sandboxes/{id}/endpoints/{port}`
 pub async fn endpoint(
     State(app): State<App>,
+    principal: Principal,
     Path((id, port)): Path<(String, String)>,
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
@@ -162,7 +191,7 @@ pub async fn endpoint(
     let use_server_proxy = findings.finish(use_server_proxy)?;
     let asked = EndpointQuery { port, use_server_proxy, expires };
     check_endpoint(asked).map_err(engine_errors::of_refusal)?;
-    let entry = app.engine.find(&id)?;
+    let entry = app.find(&principal, &id)?;
     let target = target(&entry).ok_or_else(ApiError::sandbox_not_found)?;
     let host = headers
         .get(header::HOST)

@@ -15,11 +15,17 @@ use super::{
     filters,
     parse::{QueryString, RawBody},
 };
+use crate::tenants::Principal;
 
 /// `POST /sandboxes/{id}/snapshots`
-pub async fn create_snapshot(State(app): State<App>, Path(id): Path<String>, body: RawBody) -> ApiResult<()> {
+pub async fn create_snapshot(
+    State(app): State<App>,
+    principal: Principal,
+    Path(id): Path<String>,
+    body: RawBody,
+) -> ApiResult<()> {
     decode::small::snapshot(body.optional()?.as_ref())?;
-    let entry = app.engine.find(&id)?;
+    let entry = app.find(&principal, &id)?;
     match entry.status().map(|s| s.state) {
         Some(SandboxState::Running) => Err(ApiError::new(
             Code::SnapshotNotImplemented,
@@ -41,36 +47,51 @@ pub async fn get_snapshot() -> ApiError {
     ApiError::new(Code::SnapshotNotFound, "snapshot not found")
 }
 
-fn no_policy(app: &App, id: &str) -> ApiError {
-    match app.engine.find(id) {
+fn no_policy(app: &App, principal: &Principal, id: &str) -> ApiError {
+    match app.find(principal, id) {
         Ok(_) => {
             ApiError::new(Code::NotAvailable, "network policies are not available on the embedded runtime")
         }
-        Err(e) => e.into(),
+        Err(e) => e,
     }
 }
 
 /// `GET /sandboxes/{id}/networkpolicy`
-pub async fn read_policy(State(app): State<App>, Path(id): Path<String>) -> ApiError {
-    no_policy(&app, &id)
+pub async fn read_policy(State(app): State<App>, principal: Principal, Path(id): Path<String>) -> ApiError {
+    no_policy(&app, &principal, &id)
 }
 
 /// `PUT /sandboxes/{id}/networkpolicy`
-pub async fn replace_policy(State(app): State<App>, Path(id): Path<String>, body: RawBody) -> ApiResult<()> {
+pub async fn replace_policy(
+    State(app): State<App>,
+    principal: Principal,
+    Path(id): Path<String>,
+    body: RawBody,
+) -> ApiResult<()> {
     decode::small::policy(&body.required()?)?;
-    Err(no_policy(&app, &id))
+    Err(no_policy(&app, &principal, &id))
 }
 
 /// `PATCH /sandboxes/{id}/networkpolicy`
-pub async fn patch_policy(State(app): State<App>, Path(id): Path<String>, body: RawBody) -> ApiResult<()> {
+pub async fn patch_policy(
+    State(app): State<App>,
+    principal: Principal,
+    Path(id): Path<String>,
+    body: RawBody,
+) -> ApiResult<()> {
     decode::small::rules(&body.required()?)?;
-    Err(no_policy(&app, &id))
+    Err(no_policy(&app, &principal, &id))
 }
 
 /// `DELETE /sandboxes/{id}/networkpolicy`
-pub async fn delete_policy(State(app): State<App>, Path(id): Path<String>, body: RawBody) -> ApiResult<()> {
+pub async fn delete_policy(
+    State(app): State<App>,
+    principal: Principal,
+    Path(id): Path<String>,
+    body: RawBody,
+) -> ApiResult<()> {
     decode::small::targets(&body.required()?)?;
-    Err(no_policy(&app, &id))
+    Err(no_policy(&app, &principal, &id))
 }
 
 /// Every pool route without a body.

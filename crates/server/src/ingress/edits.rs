@@ -130,6 +130,7 @@ mod tests {
             agent_token: "agent".to_owned(),
             route_token: "route".to_owned(),
             secure_access: false,
+            tenant: None,
         }
     }
 

@@ -128,7 +128,13 @@ mod tests {
 
     fn target(secure_access: bool) -> Target {
         let reach = Reach::Addressable(IpAddr::from([10, 1, 0, 2]));
-        Target { reach, agent_token: "agent".to_owned(), route_token: "route".to_owned(), secure_access }
+        Target {
+            reach,
+            agent_token: "agent".to_owned(),
+            route_token: "route".to_owned(),
+            secure_access,
+            tenant: None,
+        }
     }
 
     fn query(port: i64, use_server_proxy: bool) -> EndpointQuery<'static> {

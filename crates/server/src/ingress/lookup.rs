@@ -13,6 +13,8 @@ pub struct Target {
     pub route_token: String,
     /// The sandbox was created with `secureAccess`: no request passes without the route token, whatever else is open.
     pub secure_access: bool,
+    /// Whose it is; `None` on a server without tenants.
+    pub tenant: Option<String>,
 }
 
 /// Tokens stay out of logs.

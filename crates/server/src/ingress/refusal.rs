@@ -25,6 +25,8 @@ pub enum Refusal {
     InvalidKey,
     #[error("this sandbox requires its secure access token")]
     SecureAccess,
+    #[error("the API key cannot be checked at the moment")]
+    TenantProvider,
     #[error("sandbox not found")]
     NotFound,
     #[error("sandbox is not running")]
@@ -68,7 +70,7 @@ impl Refusal {
                 StatusCode::BAD_GATEWAY
             }
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
-            Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::ShuttingDown | Self::TenantProvider => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -83,6 +85,7 @@ impl Refusal {
             Self::MissingKey => "MISSING_API_KEY",
             Self::InvalidKey => "INVALID_API_KEY",
             Self::SecureAccess => "MISSING_OR_INVALID_SECURE_ACCESS",
+            Self::TenantProvider => "TENANT_PROVIDER_UNAVAILABLE",
             Self::NotFound => "DOCKER::SANDBOX_NOT_FOUND",
             Self::NotRunning => "DOCKER::SANDBOX_NOT_RUNNING",
             Self::AddressUnknown => "KUBERNETES::POD_IP_NOT_AVAILABLE",

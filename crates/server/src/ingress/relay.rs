@@ -20,7 +20,7 @@ use super::ways::{Need, Ways};
 use super::websocket::{Close, Handshake};
 
 /// What the configuration says about the ingress.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct IngressSettings {
     pub access: AccessRules,
     /// `server.eip`.
@@ -82,7 +82,8 @@ impl Shared {
             return Err(Refusal::Method);
         }
         let target = self.lookup.target(route.id);
-        let (target, grounds) = self.settings.access.admit(request.headers(), target.as_ref(), route.port)?;
+        let (target, grounds) =
+            self.settings.access.admit(request.headers(), target.as_ref(), route.port).await?;
         if !skips_renewal(request.headers()) {
             self.lookup.used(route.id);
         }

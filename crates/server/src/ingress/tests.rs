@@ -16,6 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::tenants::Keyring;
 
 /// Sandboxes by id, and which of them were used.
 #[derive(Default)]
@@ -40,6 +41,7 @@ fn at(reach: Reach) -> Target {
         agent_token: "agent-token".to_owned(),
         route_token: "route-token".to_owned(),
         secure_access: false,
+        tenant: None,
     }
 }
 
@@ -97,7 +99,7 @@ async fn stage(address: IpAddr, settings: IngressSettings) -> Stage {
 }
 
 fn closed() -> IngressSettings {
-    let access = AccessRules { api_key: Some("server-key".to_owned()), open_proxy: false };
+    let access = AccessRules { keys: Keyring::single(Some("server-key")), open_proxy: false };
     IngressSettings { access, eip: None }
 }
 

@@ -1,56 +1,55 @@
 //! The key in front of the API. Routes to sandbox ports are left to the ingress, which also accepts the sandboxes' own tokens.
 
-use std::sync::Arc;
-
 use axum::{
-    extract::{Request, State},
+    extract::{FromRequestParts, Request, State},
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
+use http::request::Parts;
 
 use crate::{
     http::error::{ApiError, Code},
     ingress::API_KEY,
+    tenants::{Denied, Keyring, Principal},
 };
 
 /// Paths that need no key. Exact: a longer path is another path.
 const OPEN: &[&str] = &["/health", "/healthz", "/readyz", "/version", "/docs", "/redoc", "/openapi.json"];
 
-/// The configured key, hashed so that comparing takes the same time for every guess of every length.
-#[derive(Clone)]
-pub struct Key(Option<Arc<[u8; 32]>>);
-
-impl std::fmt::Debug for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Key(***)")
+impl From<Denied> for ApiError {
+    fn from(denied: Denied) -> Self {
+        match denied {
+            Denied::Missing => Self::new(Code::MissingApiKey, "the header OPEN-SANDBOX-API-KEY is missing"),
+            Denied::Unknown => Self::new(Code::InvalidApiKey, "the API key is not valid"),
+            Denied::Unavailable => Self::new(
+                Code::TenantProviderUnavailable,
+                "the API key cannot be checked at the moment; try again",
+            ),
+        }
     }
 }
 
-impl Key {
-    /// `None` or blank: authentication is off; whether that may be is decided before the server starts.
-    pub fn new(key: Option<&str>) -> Self {
-        Self(
-            key.filter(|key| !key.trim().is_empty())
-                .map(|key| Arc::new(Sha256::digest(key.as_bytes()).into())),
-        )
-    }
+/// Who calls, for handlers. On a route that was let through without a key there is nobody, and asking is our mistake: it
+/// must not pass for the operator.
+impl<S: Sync> FromRequestParts<S> for Principal {
+    type Rejection = ApiError;
 
-    /// Whether a request with this header value may pass.
-    ///
-    /// # Errors
-    /// 401 with the documented codes.
-    pub fn admit(&self, given: Option<&[u8]>) -> Result<(), ApiError> {
-        let Some(key) = &self.0 else { return Ok(()) };
-        let Some(given) = given else {
-            return Err(ApiError::new(Code::MissingApiKey, "the header OPEN-SANDBOX-API-KEY is missing"));
-        };
-        let given: [u8; 32] = Sha256::digest(given).into();
-        if bool::from(given.ct_eq(key.as_ref())) {
-            Ok(())
-        } else {
-            Err(ApiError::new(Code::InvalidApiKey, "the API key is not valid"))
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        parts.extensions.get().cloned().ok_or_else(ApiError::internal)
+    }
+}
+
+/// A caller to whom the whole server belongs. Tenants are refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Operator;
+
+impl<S: Sync> FromRequestParts<S> for Operator {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        match Principal::from_request_parts(parts, state).await?.tenant() {
+            None => Ok(Self),
+            Some(_) => Err(ApiError::new(Code::NotForTenants, "this belongs to the server, not to a tenant")),
         }
     }
 }
@@ -66,14 +65,15 @@ pub(super) fn is_proxied(path: &str) -> bool {
         && segments.next().is_some_and(|port| !port.is_empty())
 }
 
-/// Refuses requests without the key.
-pub async fn require_key(State(key): State<Key>, request: Request, next: Next) -> Response {
+/// Refuses requests without a key, and tells handlers whose key it is.
+pub async fn require_key(State(keys): State<Keyring>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
     if !OPEN.contains(&path) && !is_proxied(path) {
         let given = request.headers().get(API_KEY).map(|value| value.as_bytes());
-        if let Err(refusal) = key.admit(given) {
-            return refusal.into_response();
-        }
+        match keys.admit(given).await {
+            Ok(principal) => request.extensions_mut().insert(principal),
+            Err(denied) => return ApiError::from(denied).into_response(),
+        };
     }
     next.run(request).await
 }
@@ -81,18 +81,6 @@ pub async fn require_key(State(key): State<Key>, request: Request, next: Next) -
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_key_passes() {
-        let key = Key::new(Some("secret"));
-        assert_eq!(key.admit(None).unwrap_err().code, "MISSING_API_KEY");
-        for wrong in ["", "secre", "secret ", "Secret", "secretsecret"] {
-            assert_eq!(key.admit(Some(wrong.as_bytes())).unwrap_err().code, "INVALID_API_KEY", "{wrong}");
-        }
-        assert!(key.admit(Some(b"secret")).is_ok());
-        assert!(Key::new(None).admit(None).is_ok());
-        assert!(Key::new(Some(" ")).admit(None).is_ok());
-    }
 
     #[test]
     fn only_ports_of_sandboxes_are_left_to_the_ingress() {

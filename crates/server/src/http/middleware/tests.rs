@@ -24,7 +24,7 @@ fn stack(key: Option<&str>, cap: Option<usize>) -> Router {
         .fallback(routing::not_found)
         .method_not_allowed_fallback(routing::method_not_allowed)
         .layer(from_fn(routing::normalize))
-        .layer(from_fn_with_state(auth::Key::new(key), auth::require_key))
+        .layer(from_fn_with_state(crate::tenants::Keyring::single(key), auth::require_key))
         .layer(from_fn_with_state(concurrency::Cap::new(cap), concurrency::limit))
         .layer(from_fn(cors::answer))
         .layer(from_fn(request_id::attach))
