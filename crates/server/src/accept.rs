@@ -158,7 +158,8 @@ mod tests {
         // More than the sockets' buffers hold, so that an unread rest would reset the connection.
         const BODY: usize = 64 << 20;
         let mut client = TcpStream::connect(address).await.unwrap();
-        let head = format!("POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {BODY}\r\n\r\n");
+        let head =
+            format!("POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {BODY}\r\n\r\n");
         client.write_all(head.as_bytes()).await.unwrap();
         for _ in 0..BODY >> 16 {
             client.write_all(&[0; 1 << 16]).await.unwrap();

@@ -3,12 +3,12 @@
 //! A library, so that the one `sandglass` binary (and tests) can start a server from a bound listener and a configuration value.
 
 pub mod accept;
-mod linger;
 pub mod config;
 pub mod diagnostics;
 pub mod engine;
 pub mod http;
 pub mod ingress;
+mod linger;
 pub mod server;
 pub mod store;
 pub mod telemetry;
