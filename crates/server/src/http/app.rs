@@ -1,25 +1,41 @@
 //! What handlers share.
 
 use std::{
-    path::PathBuf,
+    net::{IpAddr, Ipv4Addr},
     sync::{Arc, Weak},
+    time::Duration,
 };
 
-use axum::extract::FromRef;
+use axum::extract::FromRequestParts;
+use http::request::Parts;
 use sandglass_proxy::{Forwarder, Limits};
-use sandglass_sandbox::lifecycle::state::State;
+use sandglass_sandbox::{
+    lifecycle::state::State,
+    ports::{
+        RuntimeErrorKind,
+        runtime::{Exposure, RuntimeError},
+    },
+    spec::Spec,
+};
 
 use super::{
-    error::{ApiError, ApiResult},
+    engine_errors,
+    error::{ApiError, ApiResult, Code},
     images::Images,
     validate::create::CreateRules,
 };
 use crate::{
-    config::Config,
-    engine::{Engine, index::Entry},
-    ingress::{AccessRules, IngressSettings, IngressState, Lookup, Reach, Target},
+    config::{Config, EndpointStyle, RuntimeKind},
+    engine::{Engine, commit::EngineError, index::Entry},
+    ingress::{
+        AccessRules, IngressSettings, IngressState, Lookup, Mapped, Reach, Target,
+        public_host::{self, Whereabouts},
+    },
     tenants::{Keyring, Principal},
 };
+
+/// How long a runtime may take to say whether it would take a sandbox.
+const ADMISSION: Duration = Duration::from_secs(15);
 
 /// Cheap to clone; everything in it is shared.
 #[derive(Clone)]
@@ -27,9 +43,15 @@ pub struct App {
     pub config: Arc<Config>,
     pub keys: Keyring,
     pub engine: Arc<Engine>,
-    pub images: Images,
+    /// Only the embedded runtime keeps images of its own.
+    pub images: Option<Images>,
     pub ingress: IngressState,
     pub rules: Arc<CreateRules>,
+    /// How this machine is named to clients that come without the server.
+    whereabouts: Arc<Whereabouts>,
+    /// For machines without a default route.
+    named_address: IpAddr,
+    inward: Inward,
 }
 
 impl std::fmt::Debug for App {
@@ -38,65 +60,193 @@ impl std::fmt::Debug for App {
     }
 }
 
-impl FromRef<App> for Images {
-    fn from_ref(app: &App) -> Self {
-        app.images.clone()
+impl FromRequestParts<App> for Images {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(_: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        app.images.clone().ok_or_else(|| {
+            let name = app.engine.runtime().name();
+            let message = format!("images of the {name} runtime are managed with its own tools, not here");
+            ApiError::new(Code::NotAvailable, message)
+        })
     }
 }
 
 impl App {
-    /// Puts the HTTP side together over an engine.
-    pub fn new(config: Arc<Config>, engine: Arc<Engine>, images: Images, keys: Keyring) -> Self {
+    /// Puts the HTTP side together over an engine. Blocking where names have to be resolved.
+    pub fn new(
+        config: Arc<Config>,
+        engine: Arc<Engine>,
+        images: impl Into<Option<Images>>,
+        keys: Keyring,
+    ) -> Self {
         let access = AccessRules { keys: keys.clone(), open_proxy: config.server.open_proxy };
         let settings = IngressSettings { access, eip: config.server.eip.clone() };
-        let lookup = Arc::new(IndexLookup(Arc::downgrade(&engine)));
+        let docker = config.runtime.kind == RuntimeKind::Docker;
+        let whereabouts = Whereabouts {
+            eip: config.server.eip.clone(),
+            listens_on: config.server.host.clone(),
+            in_container: public_host::in_container(),
+            host_ip: config.docker.host_ip.clone(),
+            publishes_on: Some(config.docker.publish_host),
+        };
+        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let inward = Inward {
+            resolve_internal: config.proxy.resolve_internal,
+            host: if docker { public_host::resolve(&whereabouts.local()) } else { loopback },
+        };
+        let lookup = Arc::new(IndexLookup(Arc::downgrade(&engine), inward));
         let ingress = IngressState::new(lookup, Forwarder::new(Limits::default()), settings);
         let cut = ingress.clone();
         engine.on_removed(move |observed| {
-            if let Some(address) = observed.address {
-                cut.forget(address.into());
+            // The host's own addresses are shared by all that have none.
+            if let Some(address) = observed.address.filter(|address| !address.is_loopback()) {
+                cut.forget(address);
             }
         });
-        let rules = CreateRules {
-            max_timeout: config.server.max_sandbox_timeout,
-            allowed_host_paths: config.storage.allowed_host_paths.iter().map(PathBuf::from).collect(),
-            arch: if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
+        let rules = CreateRules::of(&config, engine.runtime().name(), engine.runtime().capabilities());
+        Self {
+            config,
+            keys,
+            engine,
+            images: images.into(),
+            ingress,
+            rules: Arc::new(rules),
+            whereabouts: Arc::new(whereabouts),
+            named_address: if docker { public_host::named_address() } else { loopback },
+            inward,
+        }
+    }
+
+    /// How endpoint answers are written.
+    pub(super) fn endpoint_style(&self) -> EndpointStyle {
+        match self.config.runtime.kind {
+            RuntimeKind::Embedded => self.config.embedded.endpoints,
+            RuntimeKind::Docker | RuntimeKind::Kubernetes => EndpointStyle::Direct,
+        }
+    }
+
+    /// The name of this machine for clients that come without the server.
+    pub(super) fn public_host(&self) -> String {
+        self.whereabouts.public(|| public_host::routed_address().unwrap_or(self.named_address))
+    }
+
+    /// Where a sandbox is and what opens it.
+    pub(super) fn target(&self, entry: &Entry) -> Option<Target> {
+        target(entry, self.inward)
+    }
+
+    /// Whether the runtime would take this sandbox, asked before anything is accepted.
+    pub(super) async fn admit(&self, spec: &Spec) -> ApiResult<()> {
+        let away = |why: &str| RuntimeError::new(RuntimeErrorKind::Unavailable, "engine", why);
+        let admitted = match self.engine.reachable() {
+            Err(lost) => Err(away(&lost.message)),
+            Ok(()) => tokio::time::timeout(ADMISSION, self.engine.runtime().admit(spec))
+                .await
+                .unwrap_or_else(|_| Err(away("the runtime does not answer"))),
         };
-        Self { config, keys, engine, images, ingress, rules: Arc::new(rules) }
+        admitted.map_err(|refused| engine_errors::of_admission(&refused))
+    }
+
+    /// Whether reads can be answered: what the index holds may be old while the runtime is away.
+    pub(super) fn readable(&self) -> ApiResult<()> {
+        self.engine.reachable().map_err(|lost| {
+            let name = self.engine.runtime().name();
+            engine_errors::of_query(&format!("the {name} runtime cannot be reached"), &lost)
+        })
     }
 
     /// The sandbox, if there is one for this caller: another tenant's looks as if it did not exist.
     pub(super) fn find(&self, principal: &Principal, id: &str) -> ApiResult<Entry> {
-        let entry = self.engine.find(id)?;
+        let entry = self.engine.find(id).map_err(|error| match error {
+            // Nobody knows what there is while the runtime is away; what is known is still acted on.
+            EngineError::NotFound(_) => self.readable().err().unwrap_or_else(ApiError::sandbox_not_found),
+            error => error.into(),
+        })?;
         if principal.may_see(entry.tenant()) { Ok(entry) } else { Err(ApiError::sandbox_not_found()) }
     }
 }
 
 /// Answers the ingress from the index.
 /// Weak: the engine tells the ingress of removals, so a strong reference here would keep both alive for ever.
-struct IndexLookup(Weak<Engine>);
+struct IndexLookup(Weak<Engine>, Inward);
 
 impl Lookup for IndexLookup {
     fn target(&self, id: &str) -> Option<Target> {
-        target(&self.0.upgrade()?.find(id).ok()?)
+        target(&self.0.upgrade()?.find(id).ok()?, self.1)
+    }
+
+    fn complete(&self) -> bool {
+        self.0.upgrade().is_some_and(|engine| engine.reachable().is_ok())
     }
 }
 
-/// Where a sandbox is and what opens it.
-pub(super) fn target(entry: &Entry) -> Option<Target> {
+/// How the server itself gets into sandboxes.
+#[derive(Clone, Copy, Debug)]
+struct Inward {
+    /// `proxy.resolve_internal`: to a sandbox's own address where it has one.
+    resolve_internal: bool,
+    /// The machine whose ports lead into sandboxes.
+    host: IpAddr,
+}
+
+impl Inward {
+    fn way(self, own: Option<IpAddr>, exposure: Exposure) -> (Option<IpAddr>, Option<Mapped>) {
+        match exposure {
+            Exposure::Published { agent, http, egress } if own.is_none() || !self.resolve_internal => {
+                (Some(self.host), Some(Mapped { agent, http, egress }))
+            }
+            Exposure::Host => (own.or(Some(self.host)), None),
+            Exposure::Published { .. } | Exposure::Address | Exposure::None => (own, None),
+        }
+    }
+}
+
+fn target(entry: &Entry, inward: Inward) -> Option<Target> {
     let (agent_token, route_token) = entry.tokens()?;
-    let address = entry.observed.as_deref().and_then(|o| o.address).map(Into::into);
+    let observed = entry.observed.as_deref();
+    let exposure = observed.map_or(Exposure::None, |o| o.exposure);
+    let (address, mapped) = inward.way(observed.and_then(|o| o.address), exposure);
     let reach = match (entry.status()?.state, address) {
         (State::Pending, address) => Reach::Starting(address),
         (State::Paused, Some(address)) => Reach::Paused(address),
         (state, Some(address)) if state.addressable() => Reach::Addressable(address),
+        (state, None) if state == State::Paused || state.addressable() => Reach::Nowhere,
         _ => Reach::Gone,
     };
     Some(Target {
         reach,
+        exposure,
+        mapped,
         agent_token: agent_token.to_owned(),
         route_token: route_token.to_owned(),
+        egress_token: observed.and_then(|o| o.egress_token.clone()),
         secure_access: entry.spec().is_some_and(|s| s.secure_access),
         tenant: entry.tenant().map(str::to_owned),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ways_in() {
+        let host = IpAddr::from([127, 0, 0, 1]);
+        let own = Some(IpAddr::from([172, 17, 0, 2]));
+        let published = Exposure::Published { agent: 1, http: 2, egress: Some(3) };
+        let ports = Some(Mapped { agent: 1, http: 2, egress: Some(3) });
+        for (resolve_internal, own, exposure, expected) in [
+            (true, own, published, (own, None)),
+            (false, own, published, (Some(host), ports)),
+            (true, None, published, (Some(host), ports)),
+            (true, None, Exposure::Host, (Some(host), None)),
+            (false, own, Exposure::Host, (own, None)),
+            (false, own, Exposure::Address, (own, None)),
+            (true, None, Exposure::None, (None, None)),
+        ] {
+            let seen = Inward { resolve_internal, host }.way(own, exposure);
+            assert_eq!(seen, expected, "{resolve_internal} {own:?} {exposure:?}");
+        }
+    }
 }

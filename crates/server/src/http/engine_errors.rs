@@ -2,7 +2,7 @@
 
 use sandglass_sandbox::{
     lifecycle::{intent::StoredError, request::Refused},
-    ports::RuntimeErrorKind,
+    ports::{RuntimeErrorKind as Kind, runtime::RuntimeError},
 };
 use tracing::error;
 
@@ -17,15 +17,11 @@ impl From<EngineError> for ApiError {
             EngineError::Refused(Refused::NotPaused(_)) => Self::new(Code::NotPaused, e.to_string()),
             EngineError::ManualCleanup => Self::new(Code::NoExpiration, e.to_string()),
             EngineError::NotInFuture => Self::new(Code::InvalidExpiration, e.to_string()),
-            EngineError::CreateFailed(why) => create_failed(why, e.to_string()),
-            EngineError::OperationFailed { operation, .. } => {
-                let code = match *operation {
-                    "pause" => Code::PauseFailed,
-                    "resume" => Code::ResumeFailed,
-                    "remove" => Code::DeleteFailed,
-                    _ => Code::SandboxInternal,
-                };
-                Self::new(code, e.to_string())
+            EngineError::CreateFailed(StoredError { kind, phase, .. }) => {
+                create_failed(*kind, phase, e.to_string())
+            }
+            EngineError::OperationFailed { operation, error } => {
+                Self::new(operation_code(operation, error.kind), e.to_string())
             }
             EngineError::KeyReused => Self::new(Code::IdempotencyKeyReused, e.to_string()),
             EngineError::KeySpent => Self::new(Code::IdempotencyKeySpent, e.to_string()),
@@ -42,14 +38,62 @@ impl From<EngineError> for ApiError {
     }
 }
 
-fn create_failed(why: &StoredError, message: String) -> ApiError {
-    match (why.kind, why.phase.as_str()) {
-        (RuntimeErrorKind::Exhausted, _) => ApiError::exhausted(message, 10),
-        (RuntimeErrorKind::ImagePull, _) => ApiError::new(Code::ImagePullFailed, message),
-        (RuntimeErrorKind::Invalid, "entrypoint") => ApiError::new(Code::InvalidEntrypoint, message),
-        (RuntimeErrorKind::Invalid, _) => ApiError::invalid_parameter(message),
-        _ => ApiError::new(Code::StartFailed, message),
+fn operation_code(operation: &str, kind: Kind) -> Code {
+    match operation {
+        "pause" => Code::PauseFailed,
+        "resume" => Code::ResumeFailed,
+        "remove" => Code::DeleteFailed,
+        _ if kind == Kind::Unavailable => Code::QueryUnavailable,
+        _ => Code::SandboxInternal,
     }
+}
+
+/// What a failed create answers, by the kind of the failure and the phase in which it happened. The first line that fits
+/// counts; `None` and an empty list fit everything.
+const CREATE: &[(Option<Kind>, &[&str], Code)] = &[
+    (Some(Kind::Invalid), &["entrypoint"], Code::InvalidEntrypoint),
+    (Some(Kind::Invalid), &["volume-driver"], Code::VolumeSubPathUnsupported),
+    (None, &["volume-missing"], Code::VolumeNotFound),
+    (None, &["volume-inspect"], Code::VolumeInspectFailed),
+    (None, &["ossfs-root"], Code::VolumeOssfsMountRoot),
+    (None, &["ossfs"], Code::VolumeOssfsMountFailed),
+    // The request itself is at fault, wherever that was found out.
+    (Some(Kind::Invalid), &[], Code::InvalidParameter),
+    (Some(Kind::ImagePull), &[], Code::ImagePullFailed),
+    // Ports are a setting of the operator's, not a load that will pass.
+    (Some(Kind::Exhausted), &["ports"], Code::StartFailed),
+    (Some(Kind::Exhausted), &[], Code::Exhausted),
+    (None, &["image"], Code::ImagePullFailed),
+    (None, &["agent-copy"], Code::ExecdDistributionFailed),
+    (None, &["agent"], Code::ExecdStartFailed),
+    (Some(Kind::Unavailable), &[], Code::StartUnavailable),
+    // `create`, `start`, `sidecar`, `network`, `cgroup`, …
+    (None, &[], Code::StartFailed),
+];
+
+fn create_code(kind: Kind, phase: &str) -> Code {
+    let fits = |(wanted, phases, _): &&(Option<Kind>, &[&str], Code)| {
+        wanted.is_none_or(|wanted| wanted == kind) && (phases.is_empty() || phases.contains(&phase))
+    };
+    CREATE.iter().find(fits).map_or(Code::StartFailed, |(_, _, code)| *code)
+}
+
+fn create_failed(kind: Kind, phase: &str, message: String) -> ApiError {
+    match create_code(kind, phase) {
+        Code::Exhausted => ApiError::exhausted(message, 10),
+        code => ApiError::new(code, message),
+    }
+}
+
+/// What the runtime finds wrong with a create before it is accepted.
+pub(super) fn of_admission(refused: &RuntimeError) -> ApiError {
+    create_failed(refused.kind, &refused.phase, refused.message.clone())
+}
+
+/// A read that the runtime could not answer.
+pub(super) fn of_query(what: &str, failed: &RuntimeError) -> ApiError {
+    let code = if failed.kind == Kind::Unavailable { Code::QueryUnavailable } else { Code::QueryFailed };
+    ApiError::new(code, format!("{what}: {}", failed.message))
 }
 
 /// What the ingress refuses, for look-ups that answer in the API's own shape.
@@ -58,4 +102,71 @@ pub(super) fn of_refusal(refusal: crate::ingress::Refusal) -> ApiError {
     error.status = refusal.status();
     error.code = refusal.code();
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn the_table_of_failed_creates() {
+        for (kind, phase, status, code) in [
+            (Kind::ImagePull, "image", 500, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
+            (Kind::NotFound, "image", 500, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
+            (Kind::Failed, "image", 500, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
+            (Kind::Invalid, "image", 400, "SANDBOX::INVALID_PARAMETER"),
+            (Kind::Exhausted, "image", 429, "SANDBOX::RESOURCES_EXHAUSTED"),
+            (Kind::Invalid, "volume-missing", 400, "VOLUME::PVC_NOT_FOUND"),
+            (Kind::NotFound, "volume-missing", 400, "VOLUME::PVC_NOT_FOUND"),
+            (Kind::Failed, "volume-inspect", 500, "VOLUME::PVC_INSPECT_FAILED"),
+            (Kind::Invalid, "volume-driver", 400, "VOLUME::PVC_SUBPATH_UNSUPPORTED_DRIVER"),
+            (Kind::Failed, "ossfs-root", 500, "VOLUME::INVALID_OSSFS_MOUNT_ROOT"),
+            (Kind::Failed, "ossfs", 500, "VOLUME::OSSFS_MOUNT_FAILED"),
+            (Kind::Invalid, "network", 400, "SANDBOX::INVALID_PARAMETER"),
+            (Kind::Failed, "network", 500, "DOCKER::SANDBOX_START_FAILED"),
+            (Kind::Exhausted, "network", 429, "SANDBOX::RESOURCES_EXHAUSTED"),
+            (Kind::Exhausted, "ports", 500, "DOCKER::SANDBOX_START_FAILED"),
+            (Kind::Invalid, "entrypoint", 400, "DOCKER::INVALID_ENTRYPOINT"),
+            (Kind::Failed, "entrypoint", 500, "DOCKER::SANDBOX_START_FAILED"),
+            (Kind::Failed, "agent", 503, "DOCKER::SANDBOX_EXECD_START_FAILED"),
+            (Kind::Unavailable, "agent", 503, "DOCKER::SANDBOX_EXECD_START_FAILED"),
+            (Kind::Failed, "agent-copy", 500, "DOCKER::SANDBOX_EXECD_DISTRIBUTION_FAILED"),
+            (Kind::Failed, "create", 500, "DOCKER::SANDBOX_START_FAILED"),
+            (Kind::Exists, "create", 500, "DOCKER::SANDBOX_START_FAILED"),
+            (Kind::Invalid, "create", 400, "SANDBOX::INVALID_PARAMETER"),
+            (Kind::Failed, "start", 500, "DOCKER::SANDBOX_START_FAILED"),
+            (Kind::Failed, "sidecar", 500, "DOCKER::SANDBOX_START_FAILED"),
+            (Kind::Unavailable, "engine", 503, "DOCKER::SANDBOX_START_FAILED"),
+            (Kind::Failed, "rootfs", 500, "DOCKER::SANDBOX_START_FAILED"),
+        ] {
+            let seen = of_admission(&RuntimeError::new(kind, phase, "why"));
+            assert_eq!((seen.status.as_u16(), seen.code), (status, code), "{kind:?} {phase}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_failed_operations() {
+        for (operation, kind, status, code) in [
+            ("pause", Kind::Failed, 500, "DOCKER::SANDBOX_PAUSE_FAILED"),
+            ("resume", Kind::Unavailable, 500, "DOCKER::SANDBOX_RESUME_FAILED"),
+            ("remove", Kind::Unavailable, 500, "DOCKER::SANDBOX_DELETE_FAILED"),
+            ("update", Kind::Unavailable, 503, "DOCKER::SANDBOX_QUERY_FAILED"),
+            ("update", Kind::Failed, 500, "SANDBOX::INTERNAL_ERROR"),
+        ] {
+            let error = Arc::new(RuntimeError::new(kind, "engine", "why"));
+            let seen = ApiError::from(EngineError::OperationFailed { operation, error });
+            assert_eq!((seen.status.as_u16(), seen.code), (status, code), "{operation} {kind:?}");
+        }
+    }
+
+    #[test]
+    fn reads_tell_an_absent_engine_from_a_failed_one() {
+        let of = |kind| of_query("the logs cannot be read", &RuntimeError::new(kind, "engine", "gone"));
+        assert_eq!(of(Kind::Unavailable).status, 503);
+        assert_eq!(of(Kind::Failed).status, 500);
+        assert_eq!(of(Kind::Failed).code, of(Kind::Unavailable).code);
+        assert_eq!(of(Kind::Failed).message, "the logs cannot be read: gone");
+    }
 }

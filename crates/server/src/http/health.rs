@@ -1,5 +1,7 @@
 //! Whether the server lives, and whether it can do its work.
 
+use std::time::Duration;
+
 use axum::response::IntoResponse;
 use axum::{Json, extract::State, response::Response};
 use http::StatusCode;
@@ -18,16 +20,25 @@ pub async fn version() -> Json<Version> {
     Json(Version { version: env!("CARGO_PKG_VERSION").to_owned() })
 }
 
+/// A probe must not wait as long as a runtime may.
+const PROBE: Duration = Duration::from_secs(2);
+
+/// Whether the runtime answers, by what the engine knows, else by asking it.
+async fn runtime_answers(app: &App) -> bool {
+    let probe = app.engine.runtime().inspect(sandglass_sandbox::SandboxId::random());
+    app.engine.reachable().is_ok() && tokio::time::timeout(PROBE, probe).await.is_ok_and(|seen| seen.is_ok())
+}
+
 /// `GET /readyz`: the store and the runtime can be read. 503 says which cannot.
 pub async fn ready(State(app): State<App>) -> Response {
     let store = app.engine.store().open_intents().await;
     let intents = store.as_ref().map_or(0, Vec::len);
-    let runtime = app.engine.runtime().inspect(sandglass_sandbox::SandboxId::random()).await;
-    let ok = store.is_ok() && runtime.is_ok();
+    let runtime = runtime_answers(&app).await;
+    let ok = store.is_ok() && runtime;
     let word = |ok: bool| if ok { "ok" } else { "unavailable" };
     let body = json!({
         "status": if ok { "ready" } else { "unavailable" },
-        "checks": { "store": word(store.is_ok()), app.engine.runtime().name(): word(runtime.is_ok()) },
+        "checks": { "store": word(store.is_ok()), app.engine.runtime().name(): word(runtime) },
         "sandboxes": app.engine.index().census(),
         "openIntents": intents,
     });

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use axum::{
     body::{Body, Bytes},
-    extract::{Path, Request, State},
+    extract::{Path, Request},
     response::{IntoResponse, Response},
 };
 use futures_util::StreamExt;
@@ -96,7 +96,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// `GET /images`
-pub async fn list(_: Operator, State(images): State<Images>) -> ApiResult<Response> {
+pub async fn list(_: Operator, images: Images) -> ApiResult<Response> {
     let found = blocking(move || images.store.list()).await?;
     let items: Vec<ImageSummary> = found.iter().map(ImageSummary::from).collect();
     Ok(axum::Json(json!({ "items": items })).into_response())
@@ -119,7 +119,7 @@ struct Auth {
 }
 
 /// `POST /images/pull`
-pub async fn pull(_: Operator, State(images): State<Images>, body: RawBody) -> ApiResult<Response> {
+pub async fn pull(_: Operator, images: Images, body: RawBody) -> ApiResult<Response> {
     let wanted: PullRequest = serde_json::from_value(body.required()?).map_err(|_| {
         ApiError::invalid_parameter(
             "the body must be {reference, auth?: {username, password}, platform?: {os, arch}}",
@@ -136,7 +136,7 @@ pub async fn pull(_: Operator, State(images): State<Images>, body: RawBody) -> A
 }
 
 /// `POST /images/import?name=`
-pub async fn import(_: Operator, State(images): State<Images>, request: Request) -> ApiResult<Response> {
+pub async fn import(_: Operator, images: Images, request: Request) -> ApiResult<Response> {
     let query = QueryString::parse(request.uri().query());
     let name = query.last("name").filter(|n| !n.is_empty()).map(str::to_owned);
     let archive = receive(&images.uploads, request.into_body()).await?;
@@ -183,11 +183,7 @@ fn no_room() -> ApiError {
 }
 
 /// `DELETE /images/{reference}`
-pub async fn remove(
-    _: Operator,
-    State(images): State<Images>,
-    Path(reference): Path<String>,
-) -> ApiResult<Response> {
+pub async fn remove(_: Operator, images: Images, Path(reference): Path<String>) -> ApiResult<Response> {
     let used = (images.in_use)();
     let gone =
         blocking(move || images.store.remove(&reference, &|id: &ImageDigest| used.contains(id.as_str())))
@@ -196,7 +192,7 @@ pub async fn remove(
 }
 
 /// `POST /images/prune`
-pub async fn prune(_: Operator, State(images): State<Images>) -> ApiResult<Response> {
+pub async fn prune(_: Operator, images: Images) -> ApiResult<Response> {
     let used = (images.in_use)();
     let gone = blocking(move || images.store.collect_garbage(&|id: &ImageDigest| used.contains(id.as_str())))
         .await?;

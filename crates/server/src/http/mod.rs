@@ -13,6 +13,7 @@ pub mod images;
 mod instant;
 mod metrics_events;
 pub mod middleware;
+mod network_policy;
 pub mod parse;
 mod present;
 pub mod router;

@@ -53,8 +53,9 @@ pub fn sandbox(entry: &Entry) -> Sandbox {
     let facts = entry.facts();
     Sandbox {
         id: entry.id.to_string(),
-        image: spec.map(|s| ImageSpec { uri: s.image.clone(), auth: None }),
-        snapshot_id: None,
+        // What a snapshot is restored from is the runtime's own business.
+        image: spec.filter(|s| s.snapshot.is_none()).map(|s| ImageSpec { uri: s.image.clone(), auth: None }),
+        snapshot_id: spec.and_then(|s| s.snapshot).map(|snapshot| snapshot.to_string()),
         platform: spec.and_then(platform),
         status: status_of(entry),
         metadata: facts.map(|f| f.metadata.clone()).unwrap_or_default(),

@@ -8,7 +8,10 @@ use axum::{
     routing::{any, delete, get, patch, post},
 };
 
-use super::{App, diagnostics, docs, health, images, metrics_events, middleware, sandboxes, unsupported};
+use super::{
+    App, diagnostics, docs, health, images, metrics_events, middleware, network_policy, sandboxes,
+    unsupported,
+};
 use crate::ingress::proxy_handler;
 
 /// Routes that exist at the root and under `/v1`.
@@ -32,10 +35,10 @@ fn both_mounts() -> Router<App> {
         .route("/snapshots/{id}", get(unsupported::get_snapshot).delete(unsupported::get_snapshot))
         .route(
             "/sandboxes/{id}/networkpolicy",
-            get(unsupported::read_policy)
-                .put(unsupported::replace_policy)
-                .patch(unsupported::patch_policy)
-                .delete(unsupported::delete_policy),
+            get(network_policy::read)
+                .put(network_policy::replace)
+                .patch(network_policy::patch)
+                .delete(network_policy::delete),
         )
         .route("/pools", post(unsupported::create_pool).get(unsupported::no_pools))
         .route(

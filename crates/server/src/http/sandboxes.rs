@@ -14,9 +14,7 @@ use sandglass_sandbox::Timestamp;
 use sha2::{Digest, Sha256};
 
 use super::{
-    App,
-    app::target,
-    decode, engine_errors,
+    App, decode, engine_errors,
     error::{ApiError, ApiResult, Code},
     fields::Findings,
     filters,
@@ -42,8 +40,11 @@ pub async fn create(
     let now = app.engine.clock().now();
     let value = body.required()?;
     let request = decode::create::create(&value)?;
-    let mut wanted = validate::create::create(request, &app.rules, now)?;
+    validate::create::before_snapshot(&request)?;
+    let mut wanted = validate::create::create(request, None, &app.rules, now)?;
     wanted.spec.tenant = principal.tenant().map(str::to_owned);
+    app.admit(&wanted.spec).await?;
+    let wanted = wanted.settle(&app.rules).await?;
     let key = idempotency_key(&headers)?.map(|key| (principal.scoped(&key), fingerprint(&value)));
     let new = NewSandbox { spec: wanted.spec, facts: wanted.facts, secrets: wanted.secrets, key };
     // In a task of its own: a client that gives up must not take a half-answered create with it.
@@ -82,6 +83,7 @@ pub async fn list(
     let page = filters::page(&query)?;
     let states = filters::states(&query);
     let metadata = filters::metadata(&query)?;
+    app.readable()?;
     let matching: Vec<_> = app
         .engine
         .index()
@@ -101,7 +103,9 @@ pub async fn get(
     principal: Principal,
     Path(id): Path<String>,
 ) -> ApiResult<Json<sandglass_api::lifecycle::Sandbox>> {
-    Ok(Json(present::sandbox(&app.find(&principal, &id)?)))
+    let entry = app.find(&principal, &id)?;
+    app.readable()?;
+    Ok(Json(present::sandbox(&entry)))
 }
 
 /// `DELETE /sandboxes/{id}`
@@ -192,18 +196,20 @@ pub async fn endpoint(
     let asked = EndpointQuery { port, use_server_proxy, expires };
     check_endpoint(asked).map_err(engine_errors::of_refusal)?;
     let entry = app.find(&principal, &id)?;
-    let target = target(&entry).ok_or_else(ApiError::sandbox_not_found)?;
+    let target = app.target(&entry).ok_or_else(ApiError::sandbox_not_found)?;
     let host = headers
         .get(header::HOST)
         .and_then(|h| h.to_str().ok())
         .or_else(|| uri.authority().map(|a| a.as_str()));
     let host =
         host.ok_or_else(|| ApiError::new(Code::BadRequest, "the request has no usable Host header"))?;
+    let public_host = app.public_host();
     let vantage = Vantage {
         host,
         mount: Mount::of(uri.path()),
         eip: app.config.server.eip.as_deref(),
-        style: app.config.embedded.endpoints,
+        public_host: &public_host,
+        style: app.endpoint_style(),
         open_proxy: app.config.server.open_proxy,
     };
     let answer =

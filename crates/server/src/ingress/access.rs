@@ -141,11 +141,9 @@ mod tests {
             .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap()))
             .collect();
         let target = target.map(|(secure_access, tenant)| Target {
-            reach: Reach::Addressable(IpAddr::from([10, 0, 0, 2])),
-            agent_token: "agent".to_owned(),
-            route_token: "route".to_owned(),
             secure_access,
             tenant: tenant.map(str::to_owned),
+            ..Target::at(Reach::Addressable(IpAddr::from([10, 0, 0, 2])))
         });
         rules.decide(caller, &headers, target.as_ref(), port).map(|(_, grounds)| grounds)
     }

@@ -48,7 +48,9 @@ pub(super) fn request(
         put(FORWARDED_FOR, &client.to_string());
     }
     let to_agent_itself = application.port() == AGENT_PORT;
-    if way == Way::Agent || (to_agent_itself && grounds == Grounds::ServerKey) {
+    // An agent without a token was made by another server and asks for none.
+    let vouched = way == Way::Agent || (to_agent_itself && grounds == Grounds::ServerKey);
+    if vouched && !target.agent_token.is_empty() {
         put(AGENT_TOKEN, &target.agent_token);
     } else if !to_agent_itself {
         remove.push(AGENT_TOKEN);
@@ -92,10 +94,15 @@ fn nearest_untrusted(headers: &HeaderMap) -> Option<IpAddr> {
     all.iter().rev().find(|address| !address.is_loopback()).or(all.first()).copied()
 }
 
-/// The changes to a response: names of programs and ids are the server's own, redirects stay within the sandbox's route.
-pub(super) fn response(headers: &mut HeaderMap, route: &Route<'_>, eip: Option<&str>) {
+/// Takes what only the server itself says out of a response.
+pub(super) fn own_words(headers: &mut HeaderMap) {
     headers.remove(SERVER);
     headers.remove(REQUEST_ID);
+}
+
+/// The changes to a response: names of programs and ids are the server's own, redirects stay within the sandbox's route.
+pub(super) fn response(headers: &mut HeaderMap, route: &Route<'_>, eip: Option<&str>) {
+    own_words(headers);
     let Some(location) = headers.get(LOCATION).map(HeaderValue::as_bytes) else { return };
     if location.first() != Some(&b'/') || location.get(1) == Some(&b'/') {
         return;
@@ -124,14 +131,7 @@ mod tests {
     }
 
     fn target() -> Target {
-        let reach = Reach::Addressable(IpAddr::from([10, 0, 0, 2]));
-        Target {
-            reach,
-            agent_token: "agent".to_owned(),
-            route_token: "route".to_owned(),
-            secure_access: false,
-            tenant: None,
-        }
+        Target::at(Reach::Addressable(IpAddr::from([10, 0, 0, 2])))
     }
 
     fn agent_token(port: u16, grounds: Grounds, way: Way) -> (bool, Option<String>) {

@@ -5,10 +5,12 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use super::AGENT_PORT;
+use sandglass_sandbox::ports::runtime::Exposure;
+
 use super::lookup::{Reach, Target};
 use super::refusal::Refusal;
 use super::route::Mount;
+use super::{AGENT_PORT, EGRESS_PORT, HTTP_PORT};
 use crate::config::EndpointStyle;
 
 /// What is asked for.
@@ -28,6 +30,8 @@ pub struct Vantage<'a> {
     pub mount: Mount,
     /// `server.eip`: how the server is reached from elsewhere.
     pub eip: Option<&'a str>,
+    /// The name of this machine for those who come without the server.
+    pub public_host: &'a str,
     pub style: EndpointStyle,
     pub open_proxy: bool,
 }
@@ -70,29 +74,81 @@ pub fn answer(
     if target.reach == Reach::Gone {
         return Err(Refusal::NotRunning);
     }
-    let proxied = query.use_server_proxy || vantage.style == EndpointStyle::Proxied;
-    let endpoint = if proxied {
-        format!("{}/sandboxes/{id}/proxy/{port}", base(vantage))
+    // Only the server looks at a secure sandbox's token, so no way round it is told.
+    let guarded = target.secure_access && target.exposure != Exposure::Address;
+    let way = if query.use_server_proxy || vantage.style == EndpointStyle::Proxied || guarded {
+        Way::Server(format!("{}/sandboxes/{id}/proxy/{port}", base(vantage)))
     } else {
-        SocketAddr::new(address(target.reach).ok_or(Refusal::AddressUnknown)?, port).to_string()
+        direct(vantage.public_host, target, port)?
     };
+    let headers = headers(&way, vantage, target, port);
+    let (Way::Server(endpoint) | Way::Port(endpoint) | Way::Agent(endpoint)) = way;
+    Ok(EndpointAnswer { endpoint, headers })
+}
+
+/// Which program takes the request first.
+enum Way {
+    /// This server.
+    Server(String),
+    /// Whatever listens on the port.
+    Port(String),
+    /// The sandbox's agent, which relays.
+    Agent(String),
+}
+
+/// The way that does not lead through this server.
+fn direct(public_host: &str, target: &Target, port: u16) -> Result<Way, Refusal> {
+    let starting = matches!(target.reach, Reach::Starting(_));
+    let unmapped = if starting { Refusal::AddressUnknown } else { Refusal::Unmapped };
+    let published = |mapped: u16| match mapped {
+        0 => Err(unmapped),
+        mapped => Ok(format!("{public_host}:{mapped}")),
+    };
+    match target.exposure {
+        Exposure::Address => {
+            let address = address(target.reach).ok_or(unmapped)?;
+            Ok(Way::Port(SocketAddr::new(address, port).to_string()))
+        }
+        Exposure::Host => Ok(Way::Port(format!("{public_host}:{port}"))),
+        Exposure::Published { http, .. } if port == HTTP_PORT => Ok(Way::Port(published(http)?)),
+        Exposure::Published { egress: Some(egress), .. } if port == EGRESS_PORT => {
+            Ok(Way::Port(published(egress)?))
+        }
+        Exposure::Published { agent, .. } => Ok(Way::Agent(format!("{}/proxy/{port}", published(agent)?))),
+        Exposure::None => Err(unmapped),
+    }
+}
+
+/// A token that the sandbox does not have is not asked for.
+fn headers(way: &Way, vantage: Vantage<'_>, target: &Target, port: u16) -> Vec<(&'static str, String)> {
     let mut headers = Vec::new();
-    if port == AGENT_PORT {
-        headers.push(("X-EXECD-ACCESS-TOKEN", target.agent_token.clone()));
-    } else if proxied && !vantage.open_proxy {
-        headers.push(("X-Sandglass-Access", target.route_token.clone()));
+    let mut put = |name: &'static str, token: &str| {
+        if !token.is_empty() {
+            headers.push((name, token.to_owned()));
+        }
+    };
+    match way {
+        Way::Agent(_) => put("X-EXECD-ACCESS-TOKEN", &target.agent_token),
+        Way::Server(_) | Way::Port(_) if port == AGENT_PORT => {
+            put("X-EXECD-ACCESS-TOKEN", &target.agent_token);
+        }
+        Way::Server(_) if !vantage.open_proxy => put("X-Sandglass-Access", &target.route_token),
+        Way::Server(_) | Way::Port(_) => {}
+    }
+    if port == EGRESS_PORT {
+        put("OPENSANDBOX-EGRESS-AUTH", target.egress_token.as_deref().unwrap_or_default());
     }
     if target.secure_access {
-        headers.push(("OpenSandbox-Secure-Access", target.route_token.clone()));
+        put("OpenSandbox-Secure-Access", &target.route_token);
     }
-    Ok(EndpointAnswer { endpoint, headers })
+    headers
 }
 
 fn address(reach: Reach) -> Option<IpAddr> {
     match reach {
         Reach::Addressable(address) | Reach::Paused(address) => Some(address),
         Reach::Starting(address) => address,
-        Reach::Gone => None,
+        Reach::Nowhere | Reach::Gone => None,
     }
 }
 
@@ -117,6 +173,7 @@ mod tests {
         host: "api.local:8080",
         mount: Mount::V1,
         eip: None,
+        public_host: "192.0.2.9",
         style: EndpointStyle::Proxied,
         open_proxy: false,
     };
@@ -127,14 +184,7 @@ mod tests {
     const SECURE: (&str, &str) = ("OpenSandbox-Secure-Access", "route");
 
     fn target(secure_access: bool) -> Target {
-        let reach = Reach::Addressable(IpAddr::from([10, 1, 0, 2]));
-        Target {
-            reach,
-            agent_token: "agent".to_owned(),
-            route_token: "route".to_owned(),
-            secure_access,
-            tenant: None,
-        }
+        Target { secure_access, ..Target::at(Reach::Addressable(IpAddr::from([10, 1, 0, 2]))) }
     }
 
     fn query(port: i64, use_server_proxy: bool) -> EndpointQuery<'static> {
@@ -197,5 +247,62 @@ mod tests {
             assert_eq!(got, direct.map(str::to_owned), "{reach:?}");
         }
         assert!(answer(query(80, false), HOST, "x", &with(Reach::Starting(None))).is_ok());
+    }
+
+    #[test]
+    fn the_table_of_answers_where_ports_are_published() {
+        const EGRESS: (&str, &str) = ("OPENSANDBOX-EGRESS-AUTH", "egress");
+        let bridge = Exposure::Published { agent: 40_001, http: 40_002, egress: None };
+        let filtered = Exposure::Published { agent: 40_001, http: 40_002, egress: Some(40_003) };
+        let broken = Exposure::Published { agent: 0, http: 0, egress: None };
+        let on = |exposure, egress_token: Option<&str>| Target {
+            exposure,
+            egress_token: egress_token.map(str::to_owned),
+            ..target(false)
+        };
+        let foreign = |exposure| Target {
+            agent_token: String::new(),
+            route_token: String::new(),
+            ..on(exposure, None)
+        };
+        let secure = |exposure| Target { secure_access: true, ..on(exposure, None) };
+        let proxied = "api.local:8080/v1/sandboxes/x/proxy";
+        type Case = (Target, i64, bool, Result<String, Refusal>, &'static [(&'static str, &'static str)]);
+        let cases: &[Case] = &[
+            (on(bridge, None), 8080, false, Ok("192.0.2.9:40002".into()), &[]),
+            (on(bridge, None), 44772, false, Ok("192.0.2.9:40001/proxy/44772".into()), &[AGENT]),
+            (on(bridge, None), 3000, false, Ok("192.0.2.9:40001/proxy/3000".into()), &[AGENT]),
+            (on(bridge, None), 18080, false, Ok("192.0.2.9:40001/proxy/18080".into()), &[AGENT]),
+            (on(filtered, Some("egress")), 18080, false, Ok("192.0.2.9:40003".into()), &[EGRESS]),
+            (on(filtered, Some("egress")), 3000, false, Ok("192.0.2.9:40001/proxy/3000".into()), &[AGENT]),
+            (on(filtered, Some("egress")), 18080, true, Ok(format!("{proxied}/18080")), &[ROUTE, EGRESS]),
+            (
+                on(bridge, Some("egress")),
+                18080,
+                false,
+                Ok("192.0.2.9:40001/proxy/18080".into()),
+                &[AGENT, EGRESS],
+            ),
+            (on(bridge, None), 8080, true, Ok(format!("{proxied}/8080")), &[ROUTE]),
+            (foreign(bridge), 44772, false, Ok("192.0.2.9:40001/proxy/44772".into()), &[]),
+            (foreign(bridge), 8080, true, Ok(format!("{proxied}/8080")), &[]),
+            (on(Exposure::Host, None), 3000, false, Ok("192.0.2.9:3000".into()), &[]),
+            (on(Exposure::Host, None), 44772, false, Ok("192.0.2.9:44772".into()), &[AGENT]),
+            (secure(bridge), 8080, false, Ok(format!("{proxied}/8080")), &[ROUTE, SECURE]),
+            (secure(Exposure::Host), 44772, false, Ok(format!("{proxied}/44772")), &[AGENT, SECURE]),
+            (on(broken, None), 8080, false, Err(Refusal::Unmapped), &[]),
+            (on(broken, None), 3000, false, Err(Refusal::Unmapped), &[]),
+            (on(Exposure::None, None), 3000, false, Err(Refusal::Unmapped), &[]),
+            (on(Exposure::None, None), 3000, true, Ok(format!("{proxied}/3000")), &[ROUTE]),
+        ];
+        for (target, port, use_server_proxy, endpoint, headers) in cases {
+            let seen = answer(query(*port, *use_server_proxy), DIRECT, "x", target);
+            let given = seen.as_ref().map(|a| a.headers.clone()).unwrap_or_default();
+            let given: Vec<_> = given.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            assert_eq!(seen.map(|answer| answer.endpoint), *endpoint, "{port} of {target:?}");
+            assert_eq!(given, *headers, "{port} of {target:?}");
+        }
+        let starting = Target { reach: Reach::Starting(None), ..on(Exposure::None, None) };
+        assert_eq!(answer(query(3000, false), DIRECT, "x", &starting), Err(Refusal::AddressUnknown));
     }
 }

@@ -3,18 +3,53 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use sandglass_sandbox::ports::runtime::Exposure;
+
 /// Where a sandbox is and what opens it.
 #[derive(Clone)]
 pub struct Target {
     pub reach: Reach,
-    /// What the agent in the sandbox asks for.
+    /// How clients get there without the server.
+    pub exposure: Exposure,
+    /// When given, the server itself goes through these ports of [`Reach`]'s address instead of the sandbox's own.
+    pub mapped: Option<Mapped>,
+    /// What the agent in the sandbox asks for; empty when it asks for nothing.
     pub agent_token: String,
-    /// What opens the proxy routes of this sandbox.
+    /// What opens the proxy routes of this sandbox; empty when only the API key does.
     pub route_token: String,
+    /// What its egress enforcer asks for, if it has one.
+    pub egress_token: Option<String>,
     /// The sandbox was created with `secureAccess`: no request passes without the route token, whatever else is open.
     pub secure_access: bool,
     /// Whose it is; `None` on a server without tenants.
     pub tenant: Option<String>,
+}
+
+#[cfg(test)]
+impl Target {
+    /// A sandbox with an address of its own, for tests.
+    pub(crate) fn at(reach: Reach) -> Self {
+        Self {
+            reach,
+            exposure: Exposure::Address,
+            mapped: None,
+            agent_token: "agent".to_owned(),
+            route_token: "route".to_owned(),
+            egress_token: None,
+            secure_access: false,
+            tenant: None,
+        }
+    }
+}
+
+/// Ports of the host that lead into a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// To the agent, which relays to every port.
+    pub agent: u16,
+    /// To port 8080.
+    pub http: u16,
+    pub egress: Option<u16>,
 }
 
 /// Tokens stay out of logs.
@@ -22,6 +57,8 @@ impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Target")
             .field("reach", &self.reach)
+            .field("exposure", &self.exposure)
+            .field("mapped", &self.mapped)
             .field("secure_access", &self.secure_access)
             .finish_non_exhaustive()
     }
@@ -35,6 +72,8 @@ pub enum Reach {
     Paused(IpAddr),
     /// Not up yet; the address when it is already known.
     Starting(Option<IpAddr>),
+    /// Up, but neither an address nor a port of the host leads to it.
+    Nowhere,
     /// Over, though its record still exists.
     Gone,
 }
@@ -43,6 +82,11 @@ pub enum Reach {
 pub trait Lookup: Send + Sync {
     /// `None` when there is no such sandbox.
     fn target(&self, id: &str) -> Option<Target>;
+
+    /// Whether a sandbox that is not known is known not to exist. Not so while the runtime cannot be reached.
+    fn complete(&self) -> bool {
+        true
+    }
 
     /// A request that was admitted used this sandbox; for renewal on access.
     fn used(&self, _id: &str) {}

@@ -9,6 +9,8 @@ mod access;
 mod edits;
 mod endpoints;
 mod lookup;
+mod policy;
+pub mod public_host;
 mod refusal;
 mod relay;
 mod route;
@@ -20,7 +22,8 @@ pub(crate) use edits::Observed;
 pub use endpoints::{
     EndpointAnswer, EndpointQuery, Vantage, answer as answer_endpoint, check as check_endpoint,
 };
-pub use lookup::{Lookup, Reach, Target};
+pub use lookup::{Lookup, Mapped, Reach, Target};
+pub use policy::PolicyRequest;
 pub use refusal::Refusal;
 pub use relay::{IngressSettings, IngressState, proxy_handler};
 pub use route::Mount;
@@ -30,6 +33,11 @@ use http::HeaderName;
 /// Where the agent listens in every sandbox.
 pub const AGENT_PORT: u16 = 44772;
 
+/// The port that sandboxes have of their own where ports are published.
+pub const HTTP_PORT: u16 = 8080;
+/// Where the egress enforcer listens in sandboxes that have one.
+pub const EGRESS_PORT: u16 = 18080;
+
 /// The agent's own token.
 pub const AGENT_TOKEN: HeaderName = HeaderName::from_static("x-execd-access-token");
 /// The server's key.
@@ -38,6 +46,8 @@ pub const API_KEY: HeaderName = HeaderName::from_static("open-sandbox-api-key");
 pub const ROUTE_TOKEN: HeaderName = HeaderName::from_static("x-sandglass-access");
 /// A sandbox's route token, under the name that published clients know.
 pub const SECURE_ACCESS: HeaderName = HeaderName::from_static("opensandbox-secure-access");
+/// An egress enforcer's token.
+pub const EGRESS_TOKEN: HeaderName = HeaderName::from_static("opensandbox-egress-auth");
 /// `skip` keeps a request from extending the sandbox's life.
 pub const ACCESS_RENEW: HeaderName = HeaderName::from_static("opensandbox-access-renew");
 

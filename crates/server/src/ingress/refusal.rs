@@ -29,8 +29,14 @@ pub enum Refusal {
     TenantProvider,
     #[error("sandbox not found")]
     NotFound,
+    #[error("the runtime cannot be reached, so it is not known whether this sandbox exists")]
+    Unknown,
     #[error("sandbox is not running")]
     NotRunning,
+    #[error("no port of this host leads to the sandbox")]
+    Unmapped,
+    #[error("this sandbox was created without a network policy, so it has no egress enforcer")]
+    NoEnforcer,
     #[error("the sandbox's address is not known yet")]
     AddressUnknown,
     #[error("`expires` cannot be combined with `use_server_proxy`")]
@@ -63,14 +69,16 @@ impl Refusal {
             Self::PortOutOfRange
             | Self::TargetMalformed
             | Self::ExpiresWithProxy
-            | Self::ExpiresUnsupported => StatusCode::BAD_REQUEST,
+            | Self::ExpiresUnsupported
+            | Self::NoEnforcer => StatusCode::BAD_REQUEST,
             Self::MissingKey | Self::InvalidKey | Self::SecureAccess => StatusCode::UNAUTHORIZED,
             Self::NotRunning => StatusCode::CONFLICT,
             Self::Paused | Self::Starting | Self::Ended | Self::Unreachable | Self::BadResponse => {
                 StatusCode::BAD_GATEWAY
             }
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
-            Self::ShuttingDown | Self::TenantProvider => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unmapped => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::ShuttingDown | Self::TenantProvider | Self::Unknown => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -90,7 +98,9 @@ impl Refusal {
             Self::NotRunning => "DOCKER::SANDBOX_NOT_RUNNING",
             Self::AddressUnknown => "KUBERNETES::POD_IP_NOT_AVAILABLE",
             Self::ExpiresWithProxy => "SANDBOX::INVALID_PARAMETER",
-            Self::ExpiresUnsupported => "SANDBOX::API_NOT_SUPPORTED",
+            Self::ExpiresUnsupported | Self::NoEnforcer => "SANDBOX::API_NOT_SUPPORTED",
+            Self::Unknown => "DOCKER::SANDBOX_QUERY_FAILED",
+            Self::Unmapped => "DOCKER::NETWORK_MODE_ENDPOINT_UNAVAILABLE",
             Self::Paused | Self::Starting | Self::Ended | Self::Unreachable => "BACKEND_CONNECTION_FAILED",
             Self::BadResponse => "BACKEND_RESPONSE_FAILED",
             Self::Timeout => "BACKEND_TIMEOUT",

@@ -8,7 +8,7 @@ use axum::extract::{OriginalUri, Request};
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, Method, StatusCode, Uri};
-use sandglass_proxy::{Forwarder, ResponseBody, requested_upgrade};
+use sandglass_proxy::{Forwarder, Lease, ResponseBody, requested_upgrade};
 
 use super::ACCESS_RENEW;
 use super::access::{AccessRules, Grounds};
@@ -16,7 +16,7 @@ use super::edits::{self, Observed, Way};
 use super::lookup::{Lookup, Reach, Target};
 use super::refusal::Refusal;
 use super::route::Route;
-use super::ways::{Need, Ways};
+use super::ways::{self, Need, Ways};
 use super::websocket::{Close, Handshake};
 
 /// What the configuration says about the ingress.
@@ -43,6 +43,19 @@ struct Shared {
 impl IngressState {
     pub fn new(lookup: Arc<dyn Lookup>, forwarder: Forwarder, settings: IngressSettings) -> Self {
         Self { shared: Arc::new(Shared { lookup, forwarder, settings, ways: Ways::default() }) }
+    }
+
+    pub(super) fn used(&self, id: &str) {
+        self.shared.lookup.used(id);
+    }
+
+    pub(super) async fn connect(
+        &self,
+        target: &Target,
+        application: SocketAddr,
+        need: Need,
+    ) -> Result<(Lease, Way), Refusal> {
+        self.shared.connect(target, application, need).await
     }
 
     /// Cuts what goes to a removed sandbox. To be called before its address can be given to another.
@@ -82,13 +95,34 @@ impl Shared {
             return Err(Refusal::Method);
         }
         let target = self.lookup.target(route.id);
-        let (target, grounds) =
-            self.settings.access.admit(request.headers(), target.as_ref(), route.port).await?;
+        let admitted = self.settings.access.admit(request.headers(), target.as_ref(), route.port).await;
+        let (target, grounds) = admitted.map_err(|refusal| match refusal {
+            Refusal::NotFound if target.is_none() && !self.lookup.complete() => Refusal::Unknown,
+            refusal => refusal,
+        })?;
         if !skips_renewal(request.headers()) {
             self.lookup.used(route.id);
         }
         let application = SocketAddr::new(address(target.reach)?, route.port);
         self.exchange(&route, uri.query(), (target, grounds), application, request).await
+    }
+
+    /// To the port itself, or to whatever leads to it.
+    async fn connect(
+        &self,
+        target: &Target,
+        application: SocketAddr,
+        need: Need,
+    ) -> Result<(Lease, Way), Refusal> {
+        let Some(mapped) = target.mapped else {
+            return Ok(self.ways.connect(&self.forwarder, application, need).await?);
+        };
+        let (port, way) = mapped.door(application.port());
+        if port == 0 {
+            return Err(Refusal::Unmapped);
+        }
+        let door = SocketAddr::new(application.ip(), port);
+        Ok((ways::open(&self.forwarder, door, need).await?, way))
     }
 
     async fn exchange(
@@ -100,7 +134,7 @@ impl Shared {
         mut request: Request,
     ) -> Result<Response<ResponseBody>, Refusal> {
         let need = if requested_upgrade(request.headers()).is_some() { Need::Own } else { Need::Shared };
-        let (lease, way) = self.ways.connect(&self.forwarder, application, need).await?;
+        let (lease, way) = self.connect(target, application, need).await?;
         let observed = Observed::of(request.headers(), request.extensions());
         let edits = edits::request(request.headers(), &observed, (target, grounds), (application, way));
         *request.uri_mut() = Uri::from(match way {
@@ -120,11 +154,12 @@ impl Shared {
     }
 }
 
-fn address(reach: Reach) -> Result<IpAddr, Refusal> {
+pub(super) fn address(reach: Reach) -> Result<IpAddr, Refusal> {
     match reach {
         Reach::Addressable(address) => Ok(address),
         Reach::Paused(_) => Err(Refusal::Paused),
         Reach::Starting(_) => Err(Refusal::Starting),
+        Reach::Nowhere => Err(Refusal::Unmapped),
         Reach::Gone => Err(Refusal::Ended),
     }
 }

@@ -37,11 +37,9 @@ impl Lookup for Known {
 
 fn at(reach: Reach) -> Target {
     Target {
-        reach,
         agent_token: "agent-token".to_owned(),
         route_token: "route-token".to_owned(),
-        secure_access: false,
-        tenant: None,
+        ..Target::at(reach)
     }
 }
 
@@ -325,4 +323,98 @@ async fn an_address_that_changes_hands_is_forgotten() {
     // Either it had all arrived or it is an error; it is never a shorter body that looks whole.
     assert!(body.is_err() || body.is_ok_and(|body| body.starts_with(b"app GET /x\n")));
     assert_eq!(proxy_handler(state, request()).await.status(), StatusCode::OK);
+}
+
+/// A sandbox that is reached through ports of the host: its agent's, its port 8080 and its enforcer's.
+async fn published(address: IpAddr, egress: bool) -> Target {
+    let agent = serve((address, 0), mirror("agent")).await.port();
+    let http = serve((address, 0), mirror("http")).await.port();
+    let enforcer = serve((address, 0), mirror("enforcer")).await.port();
+    let mapped = Mapped { agent, http, egress: egress.then_some(enforcer) };
+    let egress_token = Some("egress-token".to_owned());
+    Target { mapped: Some(mapped), egress_token, ..at(Reach::Addressable(address)) }
+}
+
+#[tokio::test]
+async fn published_ports_lead_to_the_agent_and_to_port_8080() {
+    let address = IpAddr::from([127, 77, 0, 6]);
+    let target = published(address, true).await;
+    let broken = Target { mapped: Some(Mapped { agent: 0, http: 0, egress: None }), ..target.clone() };
+    let nowhere = at(Reach::Nowhere);
+    let targets = HashMap::from([("published", target), ("broken", broken), ("nowhere", nowhere)]);
+    let known = Arc::new(Known { targets, ..Known::default() });
+    let state = IngressState::new(known, Forwarder::new(Limits::default()), closed());
+    let ask = async |path: &str| {
+        let request = Request::builder().uri(path.to_owned()).header(API_KEY, "server-key");
+        let response = proxy_handler(state.clone(), request.body(axum::body::Body::empty()).unwrap()).await;
+        let status = response.status().as_u16();
+        let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        (status, String::from_utf8_lossy(&body).into_owned())
+    };
+    for (path, said, with_token) in [
+        ("/sandboxes/published/proxy/8080/a?b", "http GET /a?b\n", false),
+        ("/sandboxes/published/proxy/44772/ping", "agent GET /ping\n", true),
+        ("/sandboxes/published/proxy/3000/x", "agent GET /proxy/3000/x\n", true),
+        ("/sandboxes/published/proxy/18080/healthz", "enforcer GET /healthz\n", false),
+    ] {
+        let (status, body) = ask(path).await;
+        assert!(status == 200 && body.starts_with(said), "{path}: {status} {body}");
+        assert_eq!(body.contains("x-execd-access-token: agent-token"), with_token, "{path}: {body}");
+    }
+    for path in ["/sandboxes/broken/proxy/8080/", "/sandboxes/nowhere/proxy/3000/"] {
+        let (status, body) = ask(path).await;
+        assert!(status == 500 && body.contains("NETWORK_MODE_ENDPOINT_UNAVAILABLE"), "{path}: {body}");
+    }
+}
+
+#[tokio::test]
+async fn policies_are_the_enforcers_business() {
+    for (last, egress, way) in [(7, true, "enforcer"), (8, false, "agent")] {
+        let target = published(IpAddr::from([127, 77, 0, last]), egress).await;
+        let known = Arc::new(Known::default());
+        let lookup = Arc::clone(&known) as Arc<dyn Lookup>;
+        let state = IngressState::new(lookup, Forwarder::new(Limits::default()), closed());
+        let asked = PolicyRequest { method: http::Method::PATCH, query: Some("a=b"), body: "[]".into() };
+        let answer = state.policy("x", &target, asked.clone()).await.unwrap();
+        assert!(!answer.headers().contains_key("server") && !answer.headers().contains_key("x-request-id"));
+        let body = axum::body::to_bytes(axum::body::Body::new(answer.into_body()), 1 << 20).await.unwrap();
+        let body = String::from_utf8_lossy(&body);
+        let path = if egress { "/policy?a=b" } else { "/proxy/18080/policy?a=b" };
+        assert!(body.starts_with(&format!("{way} PATCH {path}\n")), "{body}");
+        assert!(body.contains("opensandbox-egress-auth: egress-token"), "{body}");
+        assert!(body.contains("content-type: application/json"), "{body}");
+        assert_eq!(body.contains("x-execd-access-token: agent-token"), !egress, "{body}");
+        assert_eq!(*known.used.lock().unwrap(), ["x"]);
+
+        for (target, refusal) in [
+            (Target { egress_token: None, ..target.clone() }, Refusal::NoEnforcer),
+            (Target { egress_token: Some(String::new()), ..target.clone() }, Refusal::NoEnforcer),
+            (Target { reach: Reach::Paused([127, 0, 0, 1].into()), ..target.clone() }, Refusal::Paused),
+        ] {
+            assert_eq!(state.policy("x", &target, asked.clone()).await.unwrap_err(), refusal);
+        }
+    }
+}
+
+/// Knows nothing, because its runtime is away.
+struct Blind;
+
+impl Lookup for Blind {
+    fn target(&self, _id: &str) -> Option<Target> {
+        None
+    }
+
+    fn complete(&self) -> bool {
+        false
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_known_is_not_denied_while_the_runtime_is_away() {
+    let state = IngressState::new(Arc::new(Blind), Forwarder::new(Limits::default()), closed());
+    for (key, status) in [("server-key", 503), ("wrong", 401)] {
+        let request = Request::builder().uri("/sandboxes/x/proxy/80/").header(API_KEY, key);
+        let answer = proxy_handler(state.clone(), request.body(axum::body::Body::empty()).unwrap()).await;
+        assert_eq!(answer.status().as_u16(), status);
+    }
 }

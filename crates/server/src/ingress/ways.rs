@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use sandglass_proxy::{ConnectError, Forwarder, Lease};
 
-use super::AGENT_PORT;
 use super::edits::Way;
+use super::lookup::Mapped;
+use super::{AGENT_PORT, EGRESS_PORT, HTTP_PORT};
 
 /// Long enough for a page and what it loads; short enough that a program that starts to listen openly is found.
 const REMEMBERED: Duration = Duration::from_secs(5);
@@ -79,7 +80,23 @@ impl Ways {
     }
 }
 
-async fn open(forwarder: &Forwarder, target: SocketAddr, need: Need) -> Result<Lease, ConnectError> {
+impl Mapped {
+    /// Which port of the host leads to a port of the sandbox, and who takes the request there. 0 when none does.
+    pub(super) fn door(self, port: u16) -> (u16, Way) {
+        match (port, self.egress) {
+            (AGENT_PORT, _) => (self.agent, Way::Direct),
+            (HTTP_PORT, _) => (self.http, Way::Direct),
+            (EGRESS_PORT, Some(egress)) => (egress, Way::Direct),
+            _ => (self.agent, Way::Agent),
+        }
+    }
+}
+
+pub(super) async fn open(
+    forwarder: &Forwarder,
+    target: SocketAddr,
+    need: Need,
+) -> Result<Lease, ConnectError> {
     match need {
         Need::Shared => forwarder.connect(target).await,
         Need::Own => forwarder.dial(target).await,

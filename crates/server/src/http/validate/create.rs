@@ -1,29 +1,27 @@
 //! The checks of a create that need no runtime, in the documented order.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use sandglass_api::lifecycle::{
-    CreateSandboxRequest, ENTRYPOINT_EXTENSION, POOL_REF_EXTENSION, RENEW_ON_ACCESS_EXTENSION, StringMap,
+    CreateSandboxRequest, ENTRYPOINT_EXTENSION, ImageSpec, POOL_REF_EXTENSION, RENEW_ON_ACCESS_EXTENSION,
+    StringMap,
 };
 use sandglass_sandbox::{
-    Timestamp,
-    spec::{Credentials, Entrypoint, MutableFacts, Platform, Secrets, Spec},
+    SnapshotId, Timestamp,
+    spec::{Credentials, Egress, Entrypoint, MutableFacts, NetworkPolicy, Platform, Secrets, Spec},
 };
-use tracing::warn;
 
-use super::{labels, resources, volumes, words};
+pub use super::rules::CreateRules;
+use super::{
+    environment::{self, Enforcer},
+    labels, policy,
+    resources::{self, Guest},
+    volumes::{self, HostVolumes},
+    words,
+};
 use crate::http::error::{ApiError, ApiResult, Code};
 
-/// What the configuration says about creates.
-#[derive(Clone, Debug)]
-pub struct CreateRules {
-    pub max_timeout: Option<Duration>,
-    pub allowed_host_paths: Vec<PathBuf>,
-    /// The only architecture that runs here.
-    pub arch: &'static str,
-}
-
-/// A request that will be carried out.
+/// A request that will be carried out, if the runtime admits it and its host paths can be settled.
 #[derive(Debug)]
 pub struct ValidatedCreate {
     pub spec: Spec,
@@ -33,81 +31,164 @@ pub struct ValidatedCreate {
     pub echoed_metadata: Option<StringMap>,
     /// The entrypoint as it was sent, for the answer; reads show it split.
     pub echoed_entrypoint: Option<Vec<String>>,
+    hosts: HostVolumes,
 }
 
-/// Environment names that only an egress sidecar reads.
-const EGRESS_PREFIX: &str = "OPENSANDBOX_EGRESS_";
-const EGRESS_ALLOWED: &[&str] = &[
-    "LOG_LEVEL",
-    "DNS_UPSTREAM_TIMEOUT",
-    "MITMPROXY_SSL_INSECURE",
-    "MITMPROXY_TRANSPARENT",
-    "MITMPROXY_EXTRA_PORTS",
-    "DENY_WEBHOOK",
-    "METRICS_EXTRA_ATTRS",
-    "CREDENTIAL_VAULT_REQUIRE_TLS",
-    "CREDENTIAL_VAULT_REQUIRE_SCOPED_MATCH",
-    "CREDENTIAL_VAULT_TRUSTED_PROXY_CIDRS",
-    "POLICY_FILE",
-];
+/// The snapshot that a request names, found and fit to be restored from.
+#[derive(Clone, Debug)]
+pub struct Restored {
+    pub snapshot: SnapshotId,
+    /// What the runtime takes as the image.
+    pub image: String,
+}
 
-/// Checks and converts.
+/// What a restored sandbox runs when the request does not say.
+const RESTORED_ENTRYPOINT: [&str; 3] = ["tail", "-f", "/dev/null"];
+
+/// The one check that comes before the snapshot is looked up.
+///
+/// # Errors
+/// 400 when the request's renewal extension is no number of seconds.
+pub fn before_snapshot(request: &CreateSandboxRequest) -> ApiResult<()> {
+    request.extensions.as_ref().map_or(Ok(()), renew_extension)
+}
+
+/// The snapshot to look up; a template makes the request's other sources meaningless.
+pub fn wanted_snapshot(request: &CreateSandboxRequest) -> Option<&str> {
+    let template = given(request.template_id.as_deref());
+    request.snapshot_id.as_deref().filter(|id| given(Some(id)) && !template)
+}
+
+/// Checks and converts. `restored` is what [`wanted_snapshot`] turned out to be.
+///
+/// # Errors
+/// The first rule that is broken.
 pub fn create(
-    request: CreateSandboxRequest,
+    mut request: CreateSandboxRequest,
+    restored: Option<Restored>,
     rules: &CreateRules,
     now: Timestamp,
 ) -> ApiResult<ValidatedCreate> {
-    let extensions = request.extensions.unwrap_or_default();
-    renew_extension(&extensions)?;
-    let template = given(request.template_id.as_deref());
-    if !template && given(request.snapshot_id.as_deref()) {
+    before_snapshot(&request)?;
+    let extensions = request.extensions.take().unwrap_or_default();
+    if restored.is_none() && wanted_snapshot(&request).is_some() {
         return Err(ApiError::new(Code::SnapshotNotFound, "snapshot not found"));
     }
-    if request.lifecycle.is_some() {
-        return Err(ApiError::invalid_parameter("lifecycle hooks are not available on the embedded runtime"));
-    }
-    if given(extensions.get(POOL_REF_EXTENSION).map(String::as_str)) {
-        return Err(ApiError::new(
-            Code::UnsupportedPoolRef,
-            "pools are not available on the embedded runtime",
-        ));
-    }
+    refuse_absent_features(&request, &extensions, rules)?;
     let echoed_entrypoint = request.entrypoint.clone();
-    let entrypoint = entrypoint(request.entrypoint, &extensions)?;
+    let default = restored.as_ref().map(|_| RESTORED_ENTRYPOINT.map(str::to_owned).to_vec());
+    let entrypoint = entrypoint(request.entrypoint.take(), &extensions, default)?;
     let metadata = request.metadata.clone().unwrap_or_default();
     labels::check(&metadata)?;
-    let platform = request.platform.map(|p| platform(&p.os, &p.arch, rules.arch)).transpose()?;
+    let platform = request.platform.take().map(|p| platform(&p.os, &p.arch, rules)).transpose()?;
     let expires_at = expiry(request.timeout, rules.max_timeout, now)?;
-    if request.network_policy.is_some() || request.credential_proxy.as_ref().is_some_and(|p| p.enabled) {
-        return Err(ApiError::invalid_parameter(
-            "networkPolicy and credentialProxy are not available on the embedded runtime yet",
-        ));
+    let policy = policy::check(request.network_policy.take(), proxies_credentials(&request), &rules.runtime)?;
+    let windows = platform.as_ref().is_some_and(|platform| platform.os == "windows");
+    let guest = if windows { Guest::Windows } else { Guest::Container };
+    let limits =
+        resources::limits(&request.resource_limits.take().unwrap_or_default(), guest, &rules.runtime)?;
+    let (env, egress) = environments(&mut request, policy, rules)?;
+    let volumes = volumes::check(
+        &request.volumes.take().unwrap_or_default(),
+        &rules.allowed_host_paths,
+        &rules.runtime,
+    )?;
+    let (image, registry, snapshot) = image(request.image, restored)?;
+    if let Some(egress) = &egress {
+        policy::check_environment(egress, &rules.runtime)?;
     }
-    let limits = resources::limits(&request.resource_limits.unwrap_or_default())?;
-    let env = environment(request.env.unwrap_or_default())?;
-    let volumes = volumes::check(&request.volumes.unwrap_or_default(), &rules.allowed_host_paths)?;
-    let image = request.image.ok_or_else(|| ApiError::invalid_parameter("image is required"))?;
-    refuse_userinfo(&image.uri)?;
-    let registry = image.auth.map(|a| Credentials { username: a.username, password: a.password });
     Ok(ValidatedCreate {
         spec: Spec {
-            image: image.uri.trim().to_owned(),
+            image,
             entrypoint,
             env,
             limits,
             platform,
-            volumes,
+            volumes: volumes.volumes,
             extensions,
             secure_access: request.secure_access,
-            snapshot: None,
-            egress: None,
+            snapshot,
+            egress,
             tenant: None,
         },
         facts: MutableFacts { expires_at, metadata },
-        secrets: Secrets { registry, ..Secrets::default() },
+        secrets: Secrets { registry, object_stores: volumes.keys },
         echoed_metadata: request.metadata,
         echoed_entrypoint,
+        hosts: volumes.hosts,
     })
+}
+
+impl ValidatedCreate {
+    /// Settles the volumes that lie on the host: the last check, because it makes directories.
+    ///
+    /// # Errors
+    /// 400 and 500 `VOLUME::*`.
+    pub async fn settle(mut self, rules: &Arc<CreateRules>) -> ApiResult<Self> {
+        if self.hosts.is_empty() {
+            return Ok(self);
+        }
+        let rules = rules.clone();
+        // Paths may lie on storage that is slow, or gone.
+        tokio::task::spawn_blocking(move || {
+            self.hosts.settle(&rules.allowed_host_paths, &mut self.spec.volumes)?;
+            Ok(self)
+        })
+        .await
+        .map_err(|_| ApiError::internal())?
+    }
+}
+
+/// What no single host has: hooks run by the agent, and pools.
+fn refuse_absent_features(
+    request: &CreateSandboxRequest,
+    extensions: &StringMap,
+    rules: &CreateRules,
+) -> ApiResult<()> {
+    let name = rules.runtime.name;
+    if request.lifecycle.is_some() {
+        let message = format!("lifecycle hooks are not available on the {name} runtime");
+        return Err(ApiError::invalid_parameter(message));
+    }
+    if given(extensions.get(POOL_REF_EXTENSION).map(String::as_str)) {
+        let message = format!("pools are not available on the {name} runtime");
+        return Err(ApiError::new(Code::UnsupportedPoolRef, message));
+    }
+    Ok(())
+}
+
+fn proxies_credentials(request: &CreateSandboxRequest) -> bool {
+    request.credential_proxy.as_ref().is_some_and(|proxy| proxy.enabled)
+}
+
+type Environment = Vec<(String, String)>;
+
+fn environments(
+    request: &mut CreateSandboxRequest,
+    policy: Option<NetworkPolicy>,
+    rules: &CreateRules,
+) -> ApiResult<(Environment, Option<Egress>)> {
+    let credential_proxy = proxies_credentials(request);
+    let enforcer = match (&policy, credential_proxy) {
+        (None, _) => Enforcer::None,
+        (Some(_), false) => Enforcer::Policy,
+        (Some(_), true) => Enforcer::CredentialProxy,
+    };
+    let both = environment::divide(request.env.take().unwrap_or_default(), &rules.runtime, enforcer)?;
+    Ok((both.sandbox, policy.map(|policy| Egress { policy, credential_proxy, env: both.egress })))
+}
+
+fn image(
+    asked: Option<ImageSpec>,
+    restored: Option<Restored>,
+) -> ApiResult<(String, Option<Credentials>, Option<SnapshotId>)> {
+    if let Some(restored) = restored {
+        return Ok((restored.image, None, Some(restored.snapshot)));
+    }
+    let image = asked.ok_or_else(|| ApiError::invalid_parameter("image is required"))?;
+    refuse_userinfo(&image.uri)?;
+    let registry = image.auth.map(|a| Credentials { username: a.username, password: a.password });
+    Ok((image.uri.trim().to_owned(), registry, None))
 }
 
 /// A password in the reference would end up in logs and answers; it belongs into `image.auth`.
@@ -137,7 +218,11 @@ fn renew_extension(extensions: &BTreeMap<String, String>) -> ApiResult<()> {
     }
 }
 
-fn entrypoint(argv: Option<Vec<String>>, extensions: &BTreeMap<String, String>) -> ApiResult<Entrypoint> {
+fn entrypoint(
+    argv: Option<Vec<String>>,
+    extensions: &BTreeMap<String, String>,
+    default: Option<Vec<String>>,
+) -> ApiResult<Entrypoint> {
     let chosen = extensions.get(ENTRYPOINT_EXTENSION).map(String::as_str);
     let argv = match argv.as_deref() {
         Some([line]) if line.contains(' ') => Some(words::split(line).ok_or_else(|| {
@@ -155,18 +240,21 @@ fn entrypoint(argv: Option<Vec<String>>, extensions: &BTreeMap<String, String>) 
         (Some(argv), _) => Ok(Entrypoint::Command(argv)),
         (None, Some("image")) => Ok(Entrypoint::Image),
         (None, Some("none")) => Ok(Entrypoint::AgentOnly),
-        (None, _) => Err(ApiError::new(Code::InvalidEntrypoint, "an entrypoint is required")),
+        (None, _) => default
+            .map(Entrypoint::Command)
+            .ok_or_else(|| ApiError::new(Code::InvalidEntrypoint, "an entrypoint is required")),
     }
 }
 
-fn platform(os: &str, arch: &str, here: &str) -> ApiResult<Platform> {
+fn platform(os: &str, arch: &str, rules: &CreateRules) -> ApiResult<Platform> {
     let (os, arch) = (os.trim().to_ascii_lowercase(), arch.trim().to_ascii_lowercase());
     if !["linux", "windows"].contains(&os.as_str()) || !["amd64", "arm64"].contains(&arch.as_str()) {
         return Err(ApiError::invalid_parameter(
             "platform must be one of linux, windows with one of amd64, arm64",
         ));
     }
-    if os != "linux" || arch != here {
+    let here = rules.arch;
+    if !rules.runtime.capabilities.foreign_platforms && (os != "linux" || arch != here) {
         return Err(ApiError::invalid_parameter(format!("this server runs linux/{here} only")));
     }
     Ok(Platform { os, arch })
@@ -184,29 +272,6 @@ fn expiry(timeout: Option<i64>, max: Option<Duration>, now: Timestamp) -> ApiRes
         )));
     }
     Ok(Some(at))
-}
-
-fn environment(asked: BTreeMap<String, Option<String>>) -> ApiResult<Vec<(String, String)>> {
-    let mut env = Vec::with_capacity(asked.len());
-    for (name, value) in asked {
-        if let Some(setting) = name.strip_prefix(EGRESS_PREFIX) {
-            if !EGRESS_ALLOWED.contains(&setting) {
-                return Err(ApiError::invalid_parameter(format!(
-                    "env must not contain {EGRESS_PREFIX}… names of this kind"
-                )));
-            }
-            warn!(name, "an egress setting without a network policy is ignored");
-            continue;
-        }
-        let Some(value) = value else { continue };
-        if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-            return Err(ApiError::invalid_parameter(
-                "env names must not be empty or contain '=', and nothing may contain NUL",
-            ));
-        }
-        env.push((name, value));
-    }
-    Ok(env)
 }
 
 #[cfg(test)]

@@ -6,11 +6,7 @@ use crate::http::decode;
 const NOW: i64 = 1_893_456_000_000;
 
 fn rules() -> CreateRules {
-    CreateRules {
-        max_timeout: Some(Duration::from_secs(86_400)),
-        allowed_host_paths: Vec::new(),
-        arch: "amd64",
-    }
+    CreateRules { max_timeout: Some(Duration::from_secs(86_400)), ..CreateRules::embedded() }
 }
 
 /// A minimal body with some fields replaced; `null` takes a field away.
@@ -24,8 +20,12 @@ fn body(changes: Value) -> Value {
 }
 
 fn run(changes: Value) -> ApiResult<ValidatedCreate> {
+    run_with(changes, None, &rules())
+}
+
+fn run_with(changes: Value, restored: Option<Restored>, rules: &CreateRules) -> ApiResult<ValidatedCreate> {
     let request = decode::create::create(&body(changes))?;
-    create(request, &rules(), Timestamp::clamped(NOW))
+    create(request, restored, rules, Timestamp::clamped(NOW))
 }
 
 #[test]
@@ -57,6 +57,7 @@ fn every_refusal_has_its_documented_code() {
         (json!({"resourceLimits": {"cpu": "0"}}), parameter),
         (json!({"resourceLimits": {"memory": "1.5Gi"}}), parameter),
         (json!({"resourceLimits": {"gpu": "1"}}), parameter),
+        (json!({"resourceLimits": {"memory": "1"}}), parameter),
         (json!({"env": {"OPENSANDBOX_EGRESS_TOKEN": "x"}}), parameter),
         (
             json!({"volumes": [{"name": "v", "host": {"path": "/data"}, "mountPath": "/m"}]}),
@@ -138,4 +139,110 @@ fn the_entrypoint_may_be_left_to_the_image_or_to_the_agent() {
         let seen = run(json!({"entrypoint": null, "extensions": {"sandglass.entrypoint": word}})).unwrap();
         assert_eq!(seen.spec.entrypoint, expected);
     }
+}
+
+fn docker() -> CreateRules {
+    let rules = CreateRules::docker(|config| {
+        config.docker.sandbox_env.insert("BASE".to_owned(), crate::config::Secret::new("1"));
+    });
+    CreateRules { max_timeout: Some(Duration::from_secs(86_400)), ..rules }
+}
+
+#[test]
+fn the_first_failing_check_wins_on_docker_too() {
+    let mut wrong = json!({
+        "extensions": {"access.renew.extend.seconds": "1", "poolRef": " "},
+        "lifecycle": {}, "entrypoint": [""], "metadata": {"-": ""}, "platform": {"os": "plan9", "arch": "amd64"},
+        "timeout": 90_000, "networkPolicy": {}, "credentialProxy": {"enabled": true},
+        "resourceLimits": {"gpu": "none"}, "env": {"OPENSANDBOX_EGRESS_TOKEN": "x"},
+        "volumes": [{"name": "v", "ossfs": {"bucket": "a b", "endpoint": "e", "accessKeyId": "i",
+            "accessKeySecret": "s", "options": ["-o"]}, "mountPath": "/m"}],
+        "image": {"uri": "user@registry/x"},
+    });
+    let parameter = "SANDBOX::INVALID_PARAMETER";
+    for (repair, value, said, about) in [
+        ("extensions", json!({}), parameter, "access.renew"),
+        ("lifecycle", json!(null), parameter, "lifecycle"),
+        ("entrypoint", json!(["x"]), "DOCKER::INVALID_ENTRYPOINT", "program"),
+        ("metadata", json!({}), "SANDBOX::INVALID_METADATA_LABEL", "label"),
+        ("platform", json!(null), parameter, "platform"),
+        ("timeout", json!(60), parameter, "timeout"),
+        ("credentialProxy", json!({}), parameter, "dns+nft"),
+        ("resourceLimits", json!({}), parameter, "gpu"),
+        ("env", json!({}), parameter, "env"),
+        ("volumes", json!([]), "VOLUME::INVALID_OSSFS_OPTION", "option"),
+        ("image", json!({"uri": "x"}), parameter, "image.uri"),
+    ] {
+        let refused = run_with(wrong.clone(), None, &docker()).unwrap_err();
+        assert_eq!(refused.code, said, "before {repair} is repaired");
+        assert!(refused.message.contains(about), "before {repair} is repaired: {}", refused.message);
+        wrong[repair] = value;
+    }
+    assert!(run_with(wrong, None, &docker()).is_ok());
+}
+
+#[test]
+fn docker_takes_what_the_embedded_runtime_lacks() {
+    let seen = run_with(
+        json!({
+            "platform": {"os": "linux", "arch": "ARM64"}, "secureAccess": true,
+            "resourceLimits": {"gpu": "all", "memory": "64Mi"},
+            "networkPolicy": {"defaultAction": "deny", "egress": [{"action": "allow", "target": "pypi.org"}]},
+            "env": {"A": "1", "OPENSANDBOX_EGRESS_LOG_LEVEL": "debug"},
+            "volumes": [
+                {"name": "d", "pvc": {"claimName": "data"}, "mountPath": "/d", "subPath": "in/side"},
+                {"name": "o", "mountPath": "/o", "readOnly": true, "ossfs": {"bucket": "bucket", "endpoint": "oss.example",
+                    "accessKeyId": "i", "accessKeySecret": "hunter2"}},
+            ],
+        }),
+        None,
+        &docker(),
+    )
+    .unwrap();
+    assert_eq!(seen.spec.platform.as_ref().map(|p| p.arch.as_str()), Some("arm64"));
+    assert!(seen.spec.secure_access);
+    assert_eq!(seen.spec.env, [("A".to_owned(), "1".to_owned()), ("BASE".to_owned(), "1".to_owned())]);
+    let egress = seen.spec.egress.as_ref().unwrap();
+    assert_eq!(egress.policy.default_action.as_deref(), Some("deny"));
+    assert_eq!(egress.policy.egress[0].target, "pypi.org");
+    assert_eq!(egress.env, [("OPENSANDBOX_EGRESS_LOG_LEVEL".to_owned(), "debug".to_owned())]);
+    assert!(!egress.credential_proxy);
+    assert_eq!(seen.secrets.object_stores["o"].secret, "hunter2");
+    assert!(!serde_json::to_string(&seen.spec).unwrap().contains("hunter2"));
+    assert!(seen.hosts.is_empty());
+}
+
+#[test]
+fn an_empty_policy_is_a_policy() {
+    let seen = run_with(json!({"networkPolicy": {}}), None, &docker()).unwrap();
+    assert_eq!(seen.spec.egress.map(|egress| egress.policy), Some(NetworkPolicy::default()));
+    assert!(run_with(json!({}), None, &docker()).unwrap().spec.egress.is_none());
+}
+
+#[test]
+fn windows_machines_have_their_own_limits() {
+    let windows = |limits: Value| {
+        let platform = json!({"os": "windows", "arch": "amd64"});
+        run_with(json!({"platform": platform, "resourceLimits": limits}), None, &docker())
+    };
+    let seen = windows(json!({"cpu": "4", "memory": "8Gi", "disk": "64G"})).unwrap();
+    assert_eq!(seen.spec.limits.disk_bytes, Some(64_000_000_000));
+    assert_eq!(windows(json!({"cpu": "1"})).unwrap_err().code, "SANDBOX::INVALID_PARAMETER");
+}
+
+#[test]
+fn a_snapshot_is_the_image_and_brings_a_default_entrypoint() {
+    let asked = json!({"image": null, "entrypoint": null, "snapshotId": "s"});
+    let snapshot = SnapshotId::random();
+    let restored = Restored { snapshot, image: "snapshots:1".to_owned() };
+    let seen = run_with(asked.clone(), Some(restored.clone()), &docker()).unwrap();
+    assert_eq!((seen.spec.image.as_str(), seen.spec.snapshot), ("snapshots:1", Some(snapshot)));
+    let tail = RESTORED_ENTRYPOINT.map(str::to_owned).to_vec();
+    assert_eq!(seen.spec.entrypoint, Entrypoint::Command(tail));
+    assert_eq!(seen.echoed_entrypoint, None);
+    let mut own = asked.clone();
+    own["entrypoint"] = json!(["x"]);
+    let seen = run_with(own, Some(restored), &docker()).unwrap();
+    assert_eq!(seen.spec.entrypoint, Entrypoint::Command(vec!["x".to_owned()]));
+    assert_eq!(run_with(asked, None, &docker()).unwrap_err().code, "SNAPSHOT::NOT_FOUND");
 }

@@ -4,13 +4,15 @@ use super::*;
 use crate::http::decode;
 
 fn rules() -> CreateRules {
-    CreateRules { max_timeout: Some(Duration::from_secs(3600)), allowed_host_paths: vec![], arch: "amd64" }
+    CreateRules { max_timeout: Some(Duration::from_secs(3600)), ..CreateRules::embedded() }
 }
 
 fn run(change: impl Fn(&mut Value), rules: &CreateRules) -> ApiResult<ValidatedCreate> {
     let mut value = json!({"image": {"uri": "x"}, "entrypoint": ["tail"], "resourceLimits": {}});
     change(&mut value);
-    create(decode::create::create(&value).unwrap(), rules, Timestamp::clamped(1_000))
+    let mut done = create(decode::create::create(&value).unwrap(), None, rules, Timestamp::clamped(1_000))?;
+    done.hosts.settle(&rules.allowed_host_paths, &mut done.spec.volumes)?;
+    Ok(done)
 }
 
 #[test]
@@ -43,7 +45,7 @@ fn each_refusal_has_its_status_and_code() {
 #[test]
 fn snapshots_and_templates_answer_as_on_a_single_host() {
     let of = |value: Value| {
-        create(decode::create::create(&value).unwrap(), &rules(), Timestamp::clamped(1)).unwrap_err()
+        create(decode::create::create(&value).unwrap(), None, &rules(), Timestamp::clamped(1)).unwrap_err()
     };
     let snapshot = of(json!({"snapshotId": "s", "resourceLimits": {}}));
     assert_eq!((snapshot.status.as_u16(), snapshot.code), (404, "SNAPSHOT::NOT_FOUND"));

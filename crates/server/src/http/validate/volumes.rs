@@ -1,60 +1,119 @@
-//! Volumes of a create: which host directories and files a sandbox may see.
+//! Volumes of a create: which directories, files, named volumes and buckets a sandbox may see.
 //!
-//! Owns the check against the allowed prefixes. The invariant: what is handed on is a resolved path below an allowed
-//! prefix, and nothing is created on the host before every volume of the request was found acceptable.
+//! Owns the check of host paths against the allowed prefixes, in two steps: [`check`] judges what was written and touches
+//! nothing; [`HostVolumes::settle`] looks at the host and makes what is missing. The invariant: what is handed on is a resolved
+//! path below an allowed prefix, and nothing is created on the host before every volume of the request was found acceptable.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::ErrorKind,
     path::{Component, Path, PathBuf},
 };
 
 use sandglass_api::lifecycle::Volume;
-use sandglass_sandbox::spec;
+use sandglass_sandbox::spec::{self, ObjectStoreKey, VolumeSource};
 
+use super::{ossfs, rules::RuntimeRules};
 use crate::http::error::{ApiError, ApiResult, Code};
 
 /// Places inside the sandbox that mounts must not cover: the kernel's views and the agent.
 const TAKEN_TARGETS: &[&str] = &["/proc", "/sys", "/opt/opensandbox"];
 
-/// Checks the volumes and makes the missing directories.
+/// Volumes as they were written, found acceptable.
+#[derive(Debug, Default)]
+pub(super) struct Checked {
+    pub(super) volumes: Vec<spec::Volume>,
+    pub(super) hosts: HostVolumes,
+    /// By the name of the volume.
+    pub(super) keys: BTreeMap<String, ObjectStoreKey>,
+}
+
+/// Checks what can be judged by what was written.
 ///
 /// # Errors
-/// 400 and 500 `VOLUME::*`.
-pub(super) fn check(volumes: &[Volume], allowed: &[PathBuf]) -> ApiResult<Vec<spec::Volume>> {
+/// 400 `VOLUME::*`.
+pub(super) fn check(asked: &[Volume], allowed: &[PathBuf], rules: &RuntimeRules) -> ApiResult<Checked> {
     let mut names = BTreeSet::new();
-    if !volumes.iter().all(|volume| names.insert(volume.name.as_str())) {
+    if !asked.iter().all(|volume| names.insert(volume.name.as_str())) {
         return Err(ApiError::new(Code::VolumeDuplicateName, "two volumes have the same name"));
     }
     let mut targets = BTreeSet::new();
-    let mut wanted = Vec::with_capacity(volumes.len());
-    for volume in volumes {
+    let mut checked = Checked::default();
+    for volume in asked {
         let target = target(&volume.mount_path)?;
         if !targets.insert(target.clone()) {
             return Err(ApiError::new(Code::VolumeInvalidMountPath, "two volumes have the same mountPath"));
         }
-        let sub_path = sub_path(volume.sub_path.as_deref())?;
-        let Some(host) = &volume.host else {
-            let message = "only volumes with a host path are supported by this runtime";
-            return Err(ApiError::new(Code::VolumeUnsupportedBackend, message));
-        };
-        let base = host_path(&host.path)?;
-        let source = Source { full: sub_path.map_or_else(|| base.clone(), |sub| base.join(sub)), base };
-        source.check_allowed(allowed)?;
-        wanted.push((volume, source, target));
+        let source = checked.source(volume, allowed, rules)?;
+        let (name, read_only) = (volume.name.clone(), volume.read_only);
+        checked.volumes.push(spec::Volume { name, source, target, read_only });
     }
-    wanted
-        .into_iter()
-        .map(|(volume, source, target)| {
-            Ok(spec::Volume {
-                name: volume.name.clone(),
-                source: spec::VolumeSource::Host { path: source.settle(allowed)? },
-                target,
-                read_only: volume.read_only,
-            })
-        })
-        .collect()
+    Ok(checked)
+}
+
+impl Checked {
+    fn source(
+        &mut self,
+        volume: &Volume,
+        allowed: &[PathBuf],
+        rules: &RuntimeRules,
+    ) -> ApiResult<VolumeSource> {
+        let sub_path = sub_path(volume.sub_path.as_deref())?;
+        let owned = sub_path.map(Path::to_path_buf);
+        if let Some(host) = &volume.host {
+            let base = host_path(&host.path)?;
+            let source = Source { full: sub_path.map_or_else(|| base.clone(), |sub| base.join(sub)), base };
+            source.check_written(allowed)?;
+            let path = source.full.clone();
+            self.hosts.0.push((self.volumes.len(), source));
+            return Ok(VolumeSource::Host { path });
+        }
+        if let Some(claim) = volume.pvc.as_ref().filter(|_| rules.capabilities.named_volumes) {
+            return Ok(VolumeSource::Named {
+                claim: claim.claim_name.clone(),
+                sub_path: owned,
+                create_if_missing: claim.create_if_not_exists,
+                delete_with_sandbox: claim.delete_on_sandbox_termination,
+            });
+        }
+        if let Some(store) = volume.ossfs.as_ref().filter(|_| rules.capabilities.object_store_volumes) {
+            let (bucket, key) = ossfs::check(store)?;
+            self.keys.insert(volume.name.clone(), key);
+            let ossfs::Bucket { bucket, endpoint, version, options } = bucket;
+            return Ok(VolumeSource::ObjectStore { bucket, endpoint, version, options, sub_path: owned });
+        }
+        let message = format!("volumes of this kind are not available on the {} runtime", rules.name);
+        Err(ApiError::new(Code::VolumeUnsupportedBackend, message))
+    }
+}
+
+/// The volumes that lie on the host, by their position among all.
+#[derive(Debug, Default)]
+pub struct HostVolumes(Vec<(usize, Source)>);
+
+impl HostVolumes {
+    /// Whether there is nothing to settle.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Resolves the paths, makes the directories that are missing and writes down where they really are. Blocking.
+    ///
+    /// # Errors
+    /// 400 and 500 `VOLUME::*`.
+    pub fn settle(&self, allowed: &[PathBuf], volumes: &mut [spec::Volume]) -> ApiResult<()> {
+        for (_, source) in &self.0 {
+            source.check_resolved(allowed)?;
+        }
+        for (position, source) in &self.0 {
+            let path = source.settle(allowed)?;
+            if let Some(volume) = volumes.get_mut(*position) {
+                volume.source = VolumeSource::Host { path };
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Where the volume appears inside.
@@ -119,17 +178,20 @@ fn create_failed(error: &std::io::Error) -> ApiError {
 }
 
 /// A place on the host as it was asked for.
+#[derive(Debug)]
 struct Source {
     base: PathBuf,
     full: PathBuf,
 }
 
 impl Source {
-    /// Compares with the prefixes, as written and with symbolic links resolved as far as the path exists.
-    fn check_allowed(&self, allowed: &[PathBuf]) -> ApiResult<()> {
-        if !allowed.iter().any(|prefix| self.full.starts_with(prefix)) {
-            return Err(not_allowed());
-        }
+    /// Compares with the prefixes as written.
+    fn check_written(&self, allowed: &[PathBuf]) -> ApiResult<()> {
+        if allowed.iter().any(|prefix| self.full.starts_with(prefix)) { Ok(()) } else { Err(not_allowed()) }
+    }
+
+    /// Compares with the prefixes once more, with symbolic links resolved as far as the path exists.
+    fn check_resolved(&self, allowed: &[PathBuf]) -> ApiResult<()> {
         let resolved = resolve_existing(&self.full).map_err(|error| create_failed(&error))?;
         if below_any(&resolved, allowed) { Ok(()) } else { Err(not_allowed()) }
     }
@@ -189,9 +251,16 @@ fn resolve_existing(path: &Path) -> std::io::Result<PathBuf> {
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use sandglass_api::lifecycle::{HostVolume as WireHost, PvcVolume};
+    use sandglass_api::lifecycle::{HostVolume as WireHost, OssfsVolume, PvcVolume};
 
     use super::*;
+    use crate::http::validate::rules::CreateRules;
+
+    fn run(volumes: &[Volume], allowed: &[PathBuf]) -> ApiResult<Vec<spec::Volume>> {
+        let mut checked = super::check(volumes, allowed, &CreateRules::embedded().runtime)?;
+        checked.hosts.settle(allowed, &mut checked.volumes)?;
+        Ok(checked.volumes)
+    }
 
     fn volume(path: &str, mount: &str, sub: Option<&str>) -> Volume {
         Volume {
@@ -206,7 +275,7 @@ mod tests {
     }
 
     fn code(volumes: &[Volume], allowed: &[PathBuf]) -> &'static str {
-        check(volumes, allowed).map_or_else(|error| error.code, |_| "ok")
+        run(volumes, allowed).map_or_else(|error| error.code, |_| "ok")
     }
 
     #[test]
@@ -249,8 +318,36 @@ mod tests {
             storage: None,
             access_modes: None,
         };
-        let claim = Volume { host: None, pvc: Some(claim), ..twin };
-        assert_eq!(code(&[claim], &root), "VOLUME::UNSUPPORTED_BACKEND");
+        let claim = Volume { host: None, pvc: Some(claim), sub_path: Some("a".to_owned()), ..twin };
+        assert_eq!(code(std::slice::from_ref(&claim), &root), "VOLUME::UNSUPPORTED_BACKEND");
+        let rules = CreateRules::docker(|_| {}).runtime;
+        let named = super::check(&[claim], &[], &rules).unwrap();
+        let expected = VolumeSource::Named {
+            claim: "c".to_owned(),
+            sub_path: Some("a".into()),
+            create_if_missing: true,
+            delete_with_sandbox: false,
+        };
+        assert_eq!(named.volumes[0].source, expected);
+        assert!(named.hosts.is_empty());
+    }
+
+    #[test]
+    fn the_key_of_a_bucket_is_kept_apart() {
+        let store = OssfsVolume {
+            bucket: "bucket".to_owned(),
+            endpoint: "oss.example".to_owned(),
+            version: "1.0".to_owned(),
+            options: None,
+            access_key_id: Some("id".to_owned()),
+            access_key_secret: Some("hunter2".to_owned()),
+        };
+        let asked = Volume { host: None, ossfs: Some(store), ..volume("/x", "/m", None) };
+        let checked = super::check(&[asked], &[], &CreateRules::docker(|_| {}).runtime).unwrap();
+        assert_eq!(checked.keys["data"].secret, "hunter2");
+        assert!(!format!("{checked:?}").contains("hunter2"));
+        let VolumeSource::ObjectStore { version, .. } = checked.volumes[0].source else { panic!("a bucket") };
+        assert_eq!(version, 1);
     }
 
     #[test]
@@ -281,7 +378,7 @@ mod tests {
         }
         assert_eq!(code(&[volume(&text("open"), "/m", None)], &[]), "VOLUME::HOST_PATH_NOT_ALLOWED");
         assert!(!at("secret/new").exists() && !at("nowhere").exists() && at("open/new/deep").is_dir());
-        let shared = check(&[volume(&text("open/in"), "/m//n/", None)], &allowed).unwrap();
+        let shared = run(&[volume(&text("open/in"), "/m//n/", None)], &allowed).unwrap();
         let inner = fs::canonicalize(at("open/inner")).unwrap();
         assert_eq!(shared[0].source, spec::VolumeSource::Host { path: inner });
         assert_eq!(shared[0].target, Path::new("/m/n"));

@@ -1,0 +1,74 @@
+//! Requests about a sandbox's network policy: what its egress enforcer answers is the answer.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HOST, HeaderValue};
+use http::uri::PathAndQuery;
+use http::{HeaderName, Method, Request, Response, Uri};
+use http_body_util::Full;
+use sandglass_proxy::{HeaderEdits, ResponseBody};
+
+use super::edits::{self, Way};
+use super::lookup::Target;
+use super::refusal::Refusal;
+use super::relay::{IngressState, address};
+use super::ways::Need;
+use super::{AGENT_TOKEN, EGRESS_PORT, EGRESS_TOKEN};
+
+/// A request that was checked already.
+#[derive(Clone, Debug)]
+pub struct PolicyRequest<'a> {
+    pub method: Method,
+    pub query: Option<&'a str>,
+    /// JSON, or empty.
+    pub body: Bytes,
+}
+
+impl IngressState {
+    /// Asks the enforcer of `target` with the token that it was started with.
+    ///
+    /// # Errors
+    /// When there is no enforcer, or it cannot be reached.
+    pub async fn policy(
+        &self,
+        id: &str,
+        target: &Target,
+        asked: PolicyRequest<'_>,
+    ) -> Result<Response<ResponseBody>, Refusal> {
+        let token = target.egress_token.as_deref().filter(|token| !token.is_empty());
+        let token = token.ok_or(Refusal::NoEnforcer)?;
+        let application = SocketAddr::new(address(target.reach)?, EGRESS_PORT);
+        self.used(id);
+        let (lease, way) = self.connect(target, application, Need::Shared).await?;
+        let mut edits = HeaderEdits { remove: Vec::new(), remove_prefixes: &[], set: Vec::new() };
+        let mut put = |name: HeaderName, value: &str| {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                edits.set.push((name, value));
+            }
+        };
+        put(HOST, &application.to_string());
+        put(EGRESS_TOKEN, token);
+        if way == Way::Agent {
+            put(AGENT_TOKEN, &target.agent_token);
+        }
+        let mut request = Request::new(Full::new(asked.body.clone()));
+        *request.method_mut() = asked.method;
+        *request.uri_mut() = uri(way, asked.query)?;
+        if !asked.body.is_empty() {
+            request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        let mut response = lease.forward(request, edits).await?;
+        edits::own_words(response.headers_mut());
+        Ok(response)
+    }
+}
+
+fn uri(way: Way, query: Option<&str>) -> Result<Uri, Refusal> {
+    let path = match way {
+        Way::Direct => "/policy".to_owned(),
+        Way::Agent => format!("/proxy/{EGRESS_PORT}/policy"),
+    };
+    let text = query.map_or_else(|| path.clone(), |query| format!("{path}?{query}"));
+    PathAndQuery::try_from(text).map(Uri::from).map_err(|_| Refusal::TargetMalformed)
+}
