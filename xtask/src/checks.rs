@@ -4,7 +4,8 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::process::run;
+use crate::process::{run, succeeds};
+use crate::python;
 use crate::workspace::{Workspace, cargo};
 
 /// Where the checks run. CI builds exactly what the lock file says.
@@ -26,9 +27,17 @@ pub(crate) fn clippy(workspace: &Workspace, mode: Mode) -> Result<()> {
         .args(["--", "-D", "warnings"]))
 }
 
+/// Beside a private Docker engine where there is one; elsewhere the tests that need it say that they are skipped.
 pub(crate) fn unit_tests(workspace: &Workspace, mode: Mode) -> Result<()> {
-    let mut command = in_root(workspace);
-    run(command.args(["test", "--workspace", "--no-fail-fast"]).args(locked(mode)))
+    let tests = ["test", "--workspace", "--no-fail-fast"];
+    if mode == Mode::Local && !succeeds(Command::new("dockerd").arg("--version")) {
+        return run(in_root(workspace).args(tests));
+    }
+    let folder = workspace.root.join("e2e");
+    let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
+    let mut command = Command::new(python);
+    command.arg(folder.join("with_docker.py")).arg(cargo()).args(tests).args(locked(mode));
+    run(command.current_dir(&workspace.root))
 }
 
 fn locked(mode: Mode) -> &'static [&'static str] {
