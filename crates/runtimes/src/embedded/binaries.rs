@@ -1,4 +1,5 @@
 //! The agent and shim carried inside this binary, unpacked by content hash so that boxes of an older server keep theirs.
+//! Every backend takes the agent from here, so that it is in the program once.
 
 use std::{
     fs, io,
@@ -8,7 +9,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-static AGENT: &[u8] = include_bytes!(env!("SANDGLASS_AGENT_BINARY"));
+pub(crate) static AGENT: &[u8] = include_bytes!(env!("SANDGLASS_AGENT_BINARY"));
 static SHIM: &[u8] = include_bytes!(env!("SANDGLASS_SHIM_BINARY"));
 
 /// Makes sure that both binaries lie in `dir` and returns their paths: agent, shim.
@@ -16,6 +17,12 @@ pub(super) fn unpack(dir: &Path) -> io::Result<(PathBuf, PathBuf)> {
     super::records::private_dir(dir)?;
     // Boxes bind the agent; the box's root, nobody outside, must reach the file itself, not the directory above.
     Ok((place(dir, "agent", AGENT)?, place(dir, "shim", SHIM)?))
+}
+
+/// Makes sure that the agent lies in `dir` and returns its path.
+pub(crate) fn unpack_agent(dir: &Path) -> io::Result<PathBuf> {
+    super::records::private_dir(dir)?;
+    place(dir, "agent", AGENT)
 }
 
 fn place(dir: &Path, name: &str, content: &[u8]) -> io::Result<PathBuf> {

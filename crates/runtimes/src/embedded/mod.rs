@@ -5,7 +5,7 @@
 //! and removed after everything else of the box is gone.
 
 mod attach;
-mod binaries;
+pub(crate) mod binaries;
 mod boxes;
 mod control;
 mod disk;
