@@ -20,7 +20,7 @@ use crate::{
     engine::{Engine, RecoverError, Settings},
     http::{App, images::Images, router},
     store::SqliteStore,
-    tenants::Keyring,
+    tenants,
 };
 
 /// Why a server could not start. Each says what to do about it.
@@ -36,6 +36,8 @@ pub enum StartError {
     Runtime(RuntimeError),
     #[error("cannot open the store {}: {source}", path.display())]
     Store { path: PathBuf, source: sandglass_sandbox::ports::StoreError },
+    #[error(transparent)]
+    Tenants(#[from] tenants::OpenError),
     #[error("cannot recover: {0}")]
     Recover(#[from] RecoverError),
 }
@@ -111,7 +113,7 @@ impl Prepared {
         let address =
             listener.local_addr().map_err(|source| StartError::Listen { address: "?".into(), source })?;
         let stop = CancellationToken::new();
-        let keys = Keyring::single(config.server.api_key.as_ref().map(|key| key.expose()));
+        let keys = tenants::open(&config).await?;
         let app = App::new(config.clone(), engine.clone(), images, keys);
         let limits = accept::Limits {
             keep_alive: config.server.keep_alive,

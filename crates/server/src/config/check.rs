@@ -278,12 +278,21 @@ impl Rules<'_, '_> {
     fn tenants(&mut self, config: &Config) {
         let Some(tenants) = &config.tenants else { return };
         self.require(
-            config.runtime.kind == RuntimeKind::Kubernetes,
-            "tenants",
-            "needs runtime.type = \"kubernetes\"",
+            !config.server.open_proxy,
+            "server.open_proxy",
+            "must be false when [tenants] is there: ports of sandboxes need a key or a token then",
+        );
+        // Elsewhere than on loopback it is remarked upon anyway.
+        let shows_host = config.runtime.kind == RuntimeKind::Embedded
+            && config.offers_host_image()
+            && config.server.listens_on_loopback();
+        self.remark(
+            shows_host,
+            "embedded.host_image",
+            "every tenant can read this machine's files through the image `host`",
         );
         self.require(
-            config.server.api_key.is_none(),
+            config.server.api_key.as_ref().is_none_or(|key| key.expose().trim().is_empty()),
             "server.api_key",
             "must be left out when [tenants] is there: each tenant brings its own keys",
         );

@@ -80,7 +80,7 @@ impl EmbeddedConfig {
             Words::new(),
             &mut self.host_image,
             "When the image `host`, a writable view of this machine's own system directories, may be used: only while \
-             `server.host` is a loopback address, always, or never.",
+             `server.host` is a loopback address and there are no tenants, always, or never.",
         );
         section.key(
             "subnet",

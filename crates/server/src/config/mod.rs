@@ -135,7 +135,7 @@ impl Config {
             &mut self.renew_intent,
             RenewIntentConfig::keys,
         );
-        reader.section("otel", "Export of metrics.", &mut self.otel, OtelConfig::keys);
+        reader.section("otel", "Export of metrics and traces.", &mut self.otel, OtelConfig::keys);
         reader.section("docker", "The Docker Engine backend.", &mut self.docker, DockerConfig::keys);
         reader.section(
             "secure_runtime",
@@ -152,7 +152,7 @@ impl Config {
         );
         reader.optional(
             "tenants",
-            "Its presence makes the server multi-tenant (kubernetes only) and replaces `server.api_key`.",
+            "Its presence makes the server multi-tenant, on every runtime, and replaces `server.api_key`.",
             &mut self.tenants,
             TenantsConfig::keys,
         );
@@ -164,7 +164,8 @@ impl Config {
         match self.embedded.host_image {
             HostImage::Always => true,
             HostImage::Never => false,
-            HostImage::Loopback => self.server.listens_on_loopback(),
+            // Behind a loopback address there may be a proxy for many; a key of one's own does not make one the operator.
+            HostImage::Loopback => self.server.listens_on_loopback() && self.tenants.is_none(),
         }
     }
 }

@@ -284,6 +284,26 @@ fn the_host_image_follows_the_address() {
         assert!(!offered(host, "loopback"), "{host}");
         assert!(offered(host, "always"), "{host}");
     }
+    let among_tenants =
+        |choice: &str| good(&format!("[embedded]\nhost_image = \"{choice}\"\n[tenants]")).config;
+    assert!(!among_tenants("loopback").offers_host_image());
+    assert!(among_tenants("always").offers_host_image());
+}
+
+#[test]
+fn every_runtime_may_have_tenants() {
+    for runtime in ["embedded", "docker", "kubernetes"] {
+        let text = format!("[runtime]\ntype = \"{runtime}\"\nexecd_image = \"x\"\n[tenants]");
+        let config = good(&text).config;
+        assert!(config.tenants.is_some(), "{runtime}");
+        assert_eq!(guard::Authentication::of(&config), guard::Authentication::Required, "{runtime}");
+    }
+    assert_eq!(warnings("[tenants]").len(), 0);
+    let host_image = "[embedded]\nhost_image = \"always\"\n[tenants]\n[server]\nhost = ";
+    for host in ["\"127.0.0.1\"", "\"0.0.0.0\""] {
+        assert_eq!(warnings(&format!("{host_image}{host}")).len(), 1, "{host}");
+    }
+    assert_eq!(warnings("[tenants]\nauth_token = \"x\"").len(), 1);
 }
 
 #[test]
@@ -360,8 +380,8 @@ fn rules_between_keys() {
         ("[runtime]\ntype = \"docker\"".to_owned(), "runtime.execd_image"),
         (format!("{docker}[kubernetes]"), "kubernetes"),
         (format!("{docker}[agent_sandbox]"), "agent_sandbox"),
-        (format!("{docker}[tenants]"), "tenants"),
-        ("[tenants]".to_owned(), "tenants"),
+        (format!("{docker}[tenants]\n[server]\nopen_proxy = true"), "server.open_proxy"),
+        ("[tenants]\n[server]\napi_key = \"x\"".to_owned(), "server.api_key"),
         (
             format!("{docker}[secure_runtime]\ntype = \"firecracker\"\nk8s_runtime_class = \"x\""),
             "secure_runtime.type",

@@ -5,8 +5,17 @@
 //!
 //! Invariant: a key is hashed when it is read and never kept, logged or sent anywhere but to the provider that knows it.
 
+mod cache;
+mod file;
+mod http;
 mod keyring;
+mod open;
 mod principal;
+mod table;
 
+pub use self::http::HttpProvider;
+pub use file::FileProvider;
 pub use keyring::{Denied, KeyDigest, Keyring, ProviderUnavailable, TenantProvider};
+pub use open::{OpenError, open};
 pub use principal::{Principal, Tenant};
+pub use table::TableError;

@@ -5,7 +5,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Redirect, Response},
 };
-use http::{Method, StatusCode, header};
+use http::{Method, StatusCode, header, uri::Authority};
 use sandglass_api::routes::{self, Mount};
 
 use super::auth::is_proxied;
@@ -45,8 +45,7 @@ fn is_plain_text(response: &Response) -> bool {
 
 fn without_slash(request: &Request, bare: &str) -> Response {
     let query = request.uri().query().map(|q| format!("?{q}")).unwrap_or_default();
-    let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok());
-    let target = match host {
+    let target = match named(request) {
         Some(host) => {
             let scheme = Observed::of(request.headers(), request.extensions()).scheme;
             format!("{scheme}://{host}{bare}{query}")
@@ -54,6 +53,18 @@ fn without_slash(request: &Request, bare: &str) -> Response {
         None => format!("{bare}{query}"),
     };
     Redirect::temporary(&target).into_response()
+}
+
+/// How the client names this server. Only what is nothing but a name and a port may be repeated in a URL.
+fn named(request: &Request) -> Option<&str> {
+    let host = request.headers().get(header::HOST)?.to_str().ok()?;
+    let authority: Authority = host.parse().ok()?;
+    // The parser takes credentials, any text for a port, and punctuation that no name has.
+    let name = authority.host();
+    let port = host.strip_prefix(name)?;
+    let numbered = port.is_empty() || authority.port_u16().is_some_and(|n| port == format!(":{n}"));
+    let named = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._[]:".contains(&b));
+    (named && numbered).then_some(host)
 }
 
 /// 404 in our shape.
@@ -100,5 +111,35 @@ mod tests {
     fn paths_find_their_routes() {
         assert!(known("/sandboxes") && known("/v1/sandboxes/x/pause") && known("/health"));
         assert!(!known("/v1/health") && !known("/metrics/events") && !known("/sandboxes/x/nope"));
+    }
+
+    #[test]
+    fn only_a_name_and_a_port_are_repeated() {
+        let named = |host: &str| {
+            let request = Request::builder().header("host", host).body(axum::body::Body::empty()).unwrap();
+            named(&request).map(str::to_owned)
+        };
+        for host in ["example.test", "example.test:8080", "10.0.0.1:1", "[::1]:8080", "[::1]", "a_b"] {
+            assert_eq!(named(host).as_deref(), Some(host));
+        }
+        for host in [
+            "",
+            "user@example.test",
+            "example.test/path",
+            "example.test?x",
+            "example.test#x",
+            "a b",
+            "a:b",
+            "a:99999",
+            "a,b",
+            "a\\b",
+            "<script>",
+            "\"",
+            ":80",
+            "[::1",
+            "\u{e9}",
+        ] {
+            assert_eq!(named(host), None, "{host:?}");
+        }
     }
 }
