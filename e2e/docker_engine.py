@@ -36,7 +36,7 @@ SIDECAR = "opensandbox.io/egress-sidecar-for"
 MANAGED = "opensandbox.io/volume-managed-by"
 
 SUITE = "bookworm"
-PACKAGES = "python3-minimal,procps,iproute2,busybox-static,curl,ca-certificates"
+PACKAGES = "python3,procps,iproute2,busybox-static,curl,ca-certificates"
 LEAN = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
 
 STATIC_PROGRAM = r"""

@@ -145,12 +145,17 @@ class Stack:
             lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
         return "\n".join(lines) + "\n"
 
+    def environment(self):
+        """What the server's environment has beside ours."""
+        return {}
+
     # ------------------------------------------------------------ running it
 
     def start(self, wait=True):
         with open(self.log, "ab") as log:
             self.server = subprocess.Popen(
                 [self.binary, "serve", "--config", str(self.config)],
+                env={**os.environ, **self.environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
