@@ -75,6 +75,19 @@ pub fn render(facts: &InspectFacts) -> String {
     page.text
 }
 
+/// What the runtime tells beyond that, under a heading of its own; nothing when there is nothing.
+#[must_use]
+pub fn render_runtime(facts: &BTreeMap<String, String>) -> String {
+    let mut page = Page::default();
+    if !facts.is_empty() {
+        page.text.push('\n');
+        page.section("Runtime");
+        let line = |(name, value): (&String, &String)| one_line(&format!("{name}: {}", mask(name, value)));
+        page.details(facts.iter().map(line));
+    }
+    page.text
+}
+
 #[derive(Default)]
 struct Page {
     text: String,

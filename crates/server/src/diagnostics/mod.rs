@@ -16,7 +16,7 @@ mod summary;
 pub use console::{Console, LogFilter, Selection};
 pub use descriptor::{EventScope, LogScope, UnsupportedScope, describe_events, describe_logs};
 pub use events::{EventFacts, EventLine, Timeline, render as render_events};
-pub use inspect::{InspectFacts, PortFacts, render as render_inspect};
+pub use inspect::{InspectFacts, PortFacts, render as render_inspect, render_runtime};
 pub use since::parse as parse_since;
 pub use summary::{Section, Summary, render as render_summary};
 

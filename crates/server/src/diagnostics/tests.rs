@@ -138,6 +138,17 @@ fn inspect_is_aligned_and_masked() {
 }
 
 #[test]
+fn what_the_runtime_adds_is_masked_too() {
+    let facts = [("label egress-auth-token", "t0p"), ("driver", "overlay2\nx")];
+    let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    assert_eq!(
+        render_runtime(&facts),
+        "\nRuntime:\n  driver: overlay2\\nx\n  label egress-auth-token: ***\n"
+    );
+    assert_eq!(render_runtime(&Default::default()), "");
+}
+
+#[test]
 fn a_summary_survives_a_failed_part() {
     let summary = Summary {
         id: "x".to_owned(),

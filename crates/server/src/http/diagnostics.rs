@@ -1,6 +1,6 @@
 //! Logs, events, inspect and summary of a sandbox, as JSON with `scope` and as text without.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use axum::{
     Json,
@@ -8,26 +8,30 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{HeaderName, HeaderValue, Uri, header};
-use sandglass_sandbox::ports::runtime::{Condition, ExitCause};
+use sandglass_sandbox::ports::runtime::{Condition, ExitCause, Exposure, Observation};
 use serde::Serialize;
 
 use super::{
     App,
+    engine_errors::of_query,
     error::{ApiError, ApiResult, Code},
     fields::Findings,
     parse::QueryString,
 };
 use crate::{
+    config::RuntimeKind,
     diagnostics::{
         Console, EventFacts, EventLine, EventScope, InspectFacts, LogFilter, LogScope, PortFacts, Summary,
         UnsupportedScope, describe_events, describe_logs, parse_since, render_events, render_inspect,
-        render_summary,
+        render_runtime, render_summary,
     },
     engine::index::Entry,
-    ingress::AGENT_PORT,
+    ingress::{AGENT_PORT, EGRESS_PORT, HTTP_PORT},
     tenants::Principal,
 };
 
+/// How long a page waits for what the runtime adds to it.
+const DESCRIBE: Duration = Duration::from_secs(5);
 /// Lines read when a time bound has to be found among them.
 const MOST_LINES: usize = 10_000;
 
@@ -64,10 +68,8 @@ async fn console(app: &App, entry: &Entry, lines: usize) -> ApiResult<String> {
     if entry.observed.is_none() {
         return Ok(String::new());
     }
-    let lines =
-        app.engine.runtime().logs(entry.id, lines).await.map_err(|e| {
-            ApiError::new(Code::QueryFailed, format!("the logs cannot be read: {}", e.message))
-        })?;
+    let read = app.engine.runtime().logs(entry.id, lines).await;
+    let lines = read.map_err(|error| of_query("the logs cannot be read", &error))?;
     Ok(lines.into_iter().map(|line| line + "\n").collect())
 }
 
@@ -105,14 +107,15 @@ fn json<T: Serialize>(value: &T) -> ApiResult<Response> {
 }
 
 async fn event_facts(app: &App, entry: &Entry) -> ApiResult<EventFacts> {
-    let unreadable = |what: &str| ApiError::new(Code::QueryFailed, format!("the {what} cannot be read"));
-    let history = app.engine.store().history(entry.id, 500).await.map_err(|_| unreadable("history"))?;
+    let unreadable = |_| ApiError::new(Code::QueryFailed, "the history cannot be read");
+    let history = app.engine.store().history(entry.id, 500).await.map_err(unreadable)?;
     let mut events: Vec<EventLine> = history
         .into_iter()
         .map(|e| EventLine { at_ms: e.at.as_millis(), kind: e.kind, message: e.message })
         .collect();
     if entry.observed.is_some() {
-        let inside = app.engine.runtime().events(entry.id).await.map_err(|_| unreadable("box's events"))?;
+        let read = app.engine.runtime().events(entry.id).await;
+        let inside = read.map_err(|error| of_query("the box's events cannot be read", &error))?;
         events.extend(inside.into_iter().map(|e| EventLine {
             at_ms: e.at.as_millis(),
             kind: e.kind,
@@ -157,7 +160,7 @@ pub async fn events(
     }
 }
 
-fn inspect_facts(entry: &Entry) -> InspectFacts {
+fn inspect_facts(app: &App, entry: &Entry) -> InspectFacts {
     let observed = entry.observed.as_deref();
     let status = entry.status();
     let exit = observed.and_then(|o| match &o.condition {
@@ -181,17 +184,47 @@ fn inspect_facts(entry: &Entry) -> InspectFacts {
         cpu_millis: spec.and_then(|s| s.limits.cpu_millis),
         memory_bytes: spec.and_then(|s| s.limits.memory_bytes),
         pids_limit: spec.and_then(|s| s.limits.pids),
-        networks: address.map(|a| ("sandglass".to_owned(), a)).into_iter().collect(),
-        ports: observed
-            .map(|o| PortFacts {
-                port: AGENT_PORT,
-                bound_to: o.address.map(|a| SocketAddr::new(a, AGENT_PORT).to_string()),
-            })
-            .into_iter()
-            .collect(),
+        networks: address.map(|a| (network_name(app), a)).into_iter().collect(),
+        ports: observed.map(|o| ports(app, o)).unwrap_or_default(),
         labels: entry.facts().map(|f| f.metadata.clone()).unwrap_or_default(),
-        env: spec.map(|s| s.env.clone()).unwrap_or_default(),
+        env: spec.map(|s| shown_environment(app, &s.env)).unwrap_or_default(),
     }
+}
+
+fn network_name(app: &App) -> String {
+    match app.config.runtime.kind {
+        RuntimeKind::Docker => app.config.docker.network_mode.clone(),
+        RuntimeKind::Embedded | RuntimeKind::Kubernetes => "sandglass".to_owned(),
+    }
+}
+
+/// The ports that lead into the box by themselves.
+fn ports(app: &App, observed: &Observation) -> Vec<PortFacts> {
+    let bound = |port: u16, to: Option<String>| PortFacts { port, bound_to: to };
+    let host = app.config.docker.publish_host;
+    let mapped = |port: u16, to: u16| bound(port, (to != 0).then(|| format!("{host}:{to}")));
+    match observed.exposure {
+        Exposure::Published { agent, http, egress } => {
+            let enforcer = egress.map(|egress| mapped(EGRESS_PORT, egress));
+            [mapped(AGENT_PORT, agent), mapped(HTTP_PORT, http)].into_iter().chain(enforcer).collect()
+        }
+        Exposure::Address | Exposure::Host | Exposure::None => {
+            let at = observed.address.map(|address| SocketAddr::new(address, AGENT_PORT).to_string());
+            vec![bound(AGENT_PORT, at)]
+        }
+    }
+}
+
+/// Values that the operator gives to every sandbox are secrets whatever their names.
+fn shown_environment(app: &App, env: &[(String, String)]) -> Vec<(String, String)> {
+    let base = &app.rules.runtime.base_env;
+    let operators = |name: &str, value: &str| base.iter().any(|(n, v)| n == name && v.expose() == value);
+    env.iter()
+        .map(|(name, value)| {
+            let shown = if operators(name, value) { "***" } else { value.as_str() };
+            (name.clone(), shown.to_owned())
+        })
+        .collect()
 }
 
 /// `GET /sandboxes/{id}/diagnostics/inspect`
@@ -201,16 +234,22 @@ pub async fn inspect(
     Path(id): Path<String>,
 ) -> ApiResult<Response> {
     let entry = app.find(&principal, &id)?;
-    let mut page = render_inspect(&inspect_facts(&entry));
-    if entry.observed.is_some()
-        && let Ok(facts) = app.engine.runtime().describe(entry.id).await
-    {
-        page.push_str("\nRuntime:\n");
-        for (name, value) in facts {
-            page.push_str(&format!("  {name}: {value}\n"));
-        }
+    Ok(text(inspect_page(&app, &entry).await, Deprecated::No))
+}
+
+/// The page, with what the runtime adds when it answers.
+async fn inspect_page(app: &App, entry: &Entry) -> String {
+    let mut page = render_inspect(&inspect_facts(app, entry));
+    if entry.observed.is_some() {
+        let describe = tokio::time::timeout(DESCRIBE, app.engine.runtime().describe(entry.id)).await;
+        let facts = match describe {
+            Ok(Ok(facts)) => facts,
+            Ok(Err(error)) => [("error".to_owned(), error.message)].into(),
+            Err(_) => [("error".to_owned(), "the runtime does not answer".to_owned())].into(),
+        };
+        page.push_str(&render_runtime(&facts));
     }
-    Ok(text(page, Deprecated::No))
+    page
 }
 
 /// `GET /sandboxes/{id}/diagnostics/summary`
@@ -227,7 +266,7 @@ pub async fn summary(
     let logs = console(&app, &entry, tail).await;
     let page = Summary {
         id: entry.id.to_string(),
-        inspect: Ok(render_inspect(&inspect_facts(&entry))),
+        inspect: Ok(render_inspect(&inspect_facts(&app, &entry))),
         events: event_facts(&app, &entry).await.map(|f| render_events(&f, limit).text).map_err(|e| e.message),
         logs: logs
             .map(|lines| {
