@@ -9,7 +9,7 @@ use sandglass_sandbox::{
         Runtime, RuntimeErrorKind,
         runtime::{Condition, ExitCause, StartPlan},
     },
-    spec::{Entrypoint, Limits, MutableFacts, Spec},
+    spec::{Entrypoint, MutableFacts, Secrets, Spec},
 };
 use sandglass_testkit::runtime_contract::{self, Subject};
 
@@ -28,16 +28,7 @@ fn config(dir: &Path) -> EmbeddedConfig {
 fn plan(ttl: Option<u64>) -> StartPlan {
     let now = SystemClock.now();
     StartPlan {
-        spec: Spec {
-            image: "host".into(),
-            entrypoint: Entrypoint::Command(vec!["sleep".into(), "1000".into()]),
-            env: vec![],
-            limits: Limits::default(),
-            platform: None,
-            volumes: vec![],
-            extensions: Default::default(),
-            secure_access: false,
-        },
+        spec: Spec::new("host", Entrypoint::Command(vec!["sleep".into(), "1000".into()])),
         facts: MutableFacts {
             expires_at: ttl.and_then(|s| now.checked_add(Duration::from_secs(s))),
             metadata: Default::default(),
@@ -90,12 +81,39 @@ async fn a_second_server_on_the_same_state_directory_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_ends_at_once_is_an_exit_and_no_failed_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = EmbeddedRuntime::open(config(dir.path())).unwrap();
+    for _ in 0..20 {
+        let id = SandboxId::random();
+        let mut plan = plan(None);
+        plan.spec.entrypoint = Entrypoint::Command(vec!["sh".into(), "-c".into(), "exit 9".into()]);
+        runtime.start(id, &plan, &Secrets::default()).await.unwrap();
+        let exited = async {
+            loop {
+                if let Some(Condition::Exited(exit)) =
+                    runtime.inspect(id).await.unwrap().map(|seen| seen.condition)
+                {
+                    return exit;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let exit = tokio::time::timeout(Duration::from_secs(10), exited).await.unwrap();
+        assert_eq!(exit.code, Some(9));
+        runtime.remove(id, Duration::ZERO).await.unwrap();
+    }
+    assert_eq!(remains(dir.path()), Vec::<String>::new());
+    runtime.remove_network().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn boxes_outlive_their_server_and_are_found_again() {
     let dir = tempfile::tempdir().unwrap();
     let id = SandboxId::random();
     let before = {
         let first = EmbeddedRuntime::open(config(dir.path())).unwrap();
-        let seen = first.start(id, &plan(Some(600))).await.unwrap();
+        let seen = first.start(id, &plan(Some(600)), &Secrets::default()).await.unwrap();
         first.pause(id).await.unwrap();
         seen
     };
@@ -129,7 +147,7 @@ async fn a_box_whose_shim_is_killed_is_failed_and_leaves_nothing_when_removed() 
     let dir = tempfile::tempdir().unwrap();
     let runtime = EmbeddedRuntime::open(config(dir.path())).unwrap();
     let id = SandboxId::random();
-    runtime.start(id, &plan(None)).await.unwrap();
+    runtime.start(id, &plan(None), &Secrets::default()).await.unwrap();
     let shim: i32 = runtime.describe(id).await.unwrap()["Shim PID"].parse().unwrap();
     rustix::process::kill_process(
         rustix::process::Pid::from_raw(shim).unwrap(),
@@ -155,7 +173,7 @@ async fn a_box_ends_by_itself_when_no_server_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     {
         let runtime = EmbeddedRuntime::open(config(dir.path())).unwrap();
-        runtime.start(SandboxId::random(), &plan(Some(1))).await.unwrap();
+        runtime.start(SandboxId::random(), &plan(Some(1)), &Secrets::default()).await.unwrap();
     }
     for _ in 0..1000 {
         if remains(dir.path()).is_empty() {
@@ -173,11 +191,12 @@ async fn a_box_whose_files_were_removed_by_hand_is_ended_all_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let runtime = EmbeddedRuntime::open(config(dir.path())).unwrap();
         let id = SandboxId::random();
-        runtime.start(id, &plan(None)).await.unwrap();
+        runtime.start(id, &plan(None), &Secrets::default()).await.unwrap();
         let facts = runtime.describe(id).await.unwrap();
         let folder = dir.path().join("sandboxes").join(id.to_string());
         if lost == "." {
-            std::fs::remove_dir_all(&folder).unwrap();
+            // The shim may be writing into it.
+            while std::fs::remove_dir_all(&folder).is_err() && folder.exists() {}
         } else {
             std::fs::remove_file(folder.join(lost)).unwrap();
         }
@@ -197,7 +216,7 @@ async fn a_directory_whose_box_never_ran_is_removed_and_the_box_can_be_made() {
     let (ran, asked) = (SandboxId::random(), SandboxId::random());
     {
         let first = EmbeddedRuntime::open(config(dir.path())).unwrap();
-        first.start(ran, &plan(None)).await.unwrap();
+        first.start(ran, &plan(None), &Secrets::default()).await.unwrap();
     }
     // What a server leaves that dies after it wrote the files and before a shim took them up.
     let sandboxes = dir.path().join("sandboxes");
@@ -210,7 +229,7 @@ async fn a_directory_whose_box_never_ran_is_removed_and_the_box_can_be_made() {
     let listed: Vec<_> = second.list().await.unwrap().into_iter().map(|o| o.id).collect();
     assert_eq!(listed, [ran]);
     assert!(!folder.exists());
-    second.start(asked, &plan(None)).await.unwrap();
+    second.start(asked, &plan(None), &Secrets::default()).await.unwrap();
     for id in [ran, asked] {
         second.remove(id, Duration::ZERO).await.unwrap();
     }

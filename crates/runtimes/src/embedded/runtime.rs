@@ -37,6 +37,8 @@ const CREATE_PATIENCE: Duration = Duration::from_secs(60);
 /// Attempts to connect to a new box, and how long each may take: about four seconds in all.
 const REACH_ATTEMPTS: u32 = 200;
 const REACH_ATTEMPT: Duration = Duration::from_millis(20);
+/// After this many attempts in vain it is asked whether the box still runs.
+const LOOK_EVERY: u32 = 4;
 /// The name of the image made from the host's own files.
 const HOST_IMAGE: &str = "host";
 
@@ -155,7 +157,7 @@ impl Shared {
             Err(e) => Err(of_io("spec", "write the sandbox directory", &e)),
         };
         let started = match started {
-            Ok(state) => reachable(&spec, &dir).await.map(|()| state),
+            Ok(state) => reachable(&spec, &dir).await.map(|ended| ended.unwrap_or(state)),
             Err(e) => Err(e),
         };
         match started {
@@ -247,13 +249,21 @@ impl Shared {
 ///
 /// The kernel activates a new link a moment after it was set up; a packet sent in between is lost, and the kernel itself repeats it only a
 /// second later. Short attempts of our own find the moment. A box that cannot be reached is not running, whatever its shim says.
-async fn reachable(spec: &BoxSpec, dir: &Path) -> Result<(), RuntimeError> {
-    let Some(network) = &spec.network else { return Ok(()) };
+///
+/// Returns the box's last state when it ended before it was reached: a short program is no failure.
+async fn reachable(spec: &BoxSpec, dir: &Path) -> Result<Option<BoxState>, RuntimeError> {
+    let Some(network) = &spec.network else { return Ok(None) };
     let address = SocketAddr::from((network.address, spec.process.agent_port));
-    for _ in 0..REACH_ATTEMPTS {
+    for attempt in 1..=REACH_ATTEMPTS {
         if let Ok(Ok(_)) = tokio::time::timeout(REACH_ATTEMPT, tokio::net::TcpStream::connect(address)).await
         {
-            return Ok(());
+            return Ok(None);
+        }
+        if attempt % LOOK_EVERY == 0
+            && let Ok(answer) = ask(dir, &Request::State).await
+            && let Some(state) = answer.state.filter(|state| state.phase == Phase::Exited)
+        {
+            return Ok(Some(state));
         }
     }
     let _ = ask(dir, &Request::Remove { grace_ms: 0 }).await;
