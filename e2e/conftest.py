@@ -1,4 +1,4 @@
-"""Fixtures: the server under test (one for the whole run), clients of it, and a sandbox for each test or module.
+"""Fixtures: the server under test (one of each runtime for the whole run), clients of it, and a sandbox for each test or module.
 
 With SANDGLASS_E2E_URL set, the same tests run against the server there (key in SANDGLASS_E2E_KEY, image in
 SANDGLASS_E2E_IMAGE); tests marked `sandglass` are skipped then, and nothing is audited.
@@ -14,10 +14,22 @@ import pytest
 from opensandbox import SandboxSync
 from opensandbox.config import ConnectionConfig, ConnectionConfigSync
 
+from docker_engine import PYTHON, Engine
+from docker_stack import DockerStack
+from plain import Plain
 from stack import Stack
+
+# These hold for every runtime; the others look at the host, or make servers of their own.
+EVERY_RUNTIME = {"test_lifecycle", "test_async", "test_commands", "test_files", "test_osb", "test_other_clients"}
 
 OTHER = os.environ.get("SANDGLASS_E2E_URL")
 IMAGE = os.environ.get("SANDGLASS_E2E_IMAGE", "host")
+
+
+def pytest_generate_tests(metafunc):
+    if "server" in metafunc.fixturenames:
+        both = not OTHER and metafunc.module.__name__ in EVERY_RUNTIME
+        metafunc.parametrize("server", ["embedded", "docker"] if both else ["embedded"], indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(items):
@@ -29,19 +41,75 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def server():
-    """What the tests need to know of the server: url, domain, key, image, and the stack when it is ours."""
+def engine():
+    """A private Docker engine with the test images; whatever is left on it at the end is a failure."""
+    made = Engine()
+    try:
+        made.start().images()
+        yield made
+    finally:
+        problems = made.wait_clean() if made.process else []
+        made.close()
+    assert not problems, "left on the engine:\n" + "\n".join(problems)
+
+
+@pytest.fixture(scope="session")
+def docker_server(engine):
+    stack = DockerStack(engine)
+    try:
+        stack.start()
+        yield SimpleNamespace(url=stack.url, domain=stack.domain, key=stack.key, image=PYTHON, stack=stack, runtime="docker")
+    finally:
+        problems = stack.close()
+    assert not problems, "\n".join(problems)
+
+
+@pytest.fixture(scope="session")
+def embedded_server():
     if OTHER:
         key = os.environ.get("SANDGLASS_E2E_KEY", "")
-        yield SimpleNamespace(url=OTHER, domain=urlsplit(OTHER).netloc, key=key, image=IMAGE, stack=None)
+        yield SimpleNamespace(url=OTHER, domain=urlsplit(OTHER).netloc, key=key, image=IMAGE, stack=None, runtime="other")
         return
     stack = Stack()
     try:
         stack.start()
-        yield SimpleNamespace(url=stack.url, domain=stack.domain, key=stack.key, image=IMAGE, stack=stack)
+        yield SimpleNamespace(url=stack.url, domain=stack.domain, key=stack.key, image=IMAGE, stack=stack, runtime="embedded")
     finally:
         problems = stack.close()
     assert not problems, "left over after the last sandbox was deleted:\n" + "\n".join(problems)
+
+
+@pytest.fixture(scope="session")
+def server(request):
+    """What the tests need to know of the server: url, domain, key, image, and the stack when it is ours."""
+    return request.getfixturevalue(f"{request.param}_server")
+
+
+@pytest.fixture
+def docker(docker_server):
+    """Plain HTTP to the server on Docker; what a test made is deleted after it."""
+    made = Plain(docker_server.url, docker_server.key, PYTHON)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def on_docker(engine):
+    """Servers of a test's own on the shared engine."""
+    stacks, clients = [], []
+
+    def make(image=PYTHON, start=True, **keys):
+        stacks.append(DockerStack(engine, **keys))
+        if start:
+            stacks[-1].start()
+        clients.append(Plain(stacks[-1].url, stacks[-1].key, image))
+        return stacks[-1], clients[-1]
+
+    yield make
+    for client in clients:
+        client.http.close()
+    problems = [problem for stack in stacks for problem in stack.close()]
+    assert not problems, "\n".join(problems)
 
 
 @pytest.fixture(scope="session")

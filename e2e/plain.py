@@ -38,14 +38,17 @@ def take(done, event):
 class Plain:
     """HTTP to one server, and the sandboxes made through it; `close` deletes those."""
 
-    def __init__(self, url, key):
+    def __init__(self, url, key, image="host"):
+        self.image = image
         self.http = httpx.Client(base_url=url, headers={"OPEN-SANDBOX-API-KEY": key}, timeout=60)
         self.made = []
 
-    def post(self, image="host", entrypoint=("sleep", "600"), **body):
+    def post(self, image=None, entrypoint=("sleep", "600"), **body):
         """Asks for a sandbox and answers what the server says."""
         body = {"timeout": 600, "resourceLimits": {"memory": "256Mi"}, **body}
-        body["image"] = {"uri": image} if isinstance(image, str) else image
+        image = image or self.image
+        if "snapshotId" not in body:
+            body["image"] = {"uri": image} if isinstance(image, str) else image
         if entrypoint is not None:
             body["entrypoint"] = list(entrypoint)
         answer = self.http.post("/v1/sandboxes", json=body)
@@ -53,7 +56,7 @@ class Plain:
             self.made.append(answer.json()["id"])
         return answer
 
-    def create(self, image="host", entrypoint=("sleep", "600"), **body):
+    def create(self, image=None, entrypoint=("sleep", "600"), **body):
         """A sandbox that was accepted; waits until it is no longer Pending."""
         answer = self.post(image, entrypoint, **body)
         assert answer.status_code == 202, answer.text
@@ -109,6 +112,15 @@ class Plain:
 
     def logs(self, identity):
         return self.http.get(f"/v1/sandboxes/{identity}/diagnostics/logs").text
+
+    def outcome(self, answer):
+        """What became of a create: its refusal, or the status of the sandbox once it is no longer Pending."""
+        if answer.status_code != 202:
+            return answer.status_code, answer.json()["code"], answer.json()["message"]
+        identity = answer.json()["id"]
+        assert wait_for(lambda: self.state(identity) != "Pending", seconds=60)
+        status = self.status(identity)
+        return status["state"], status.get("reason", ""), status.get("message", "")
 
     def close(self):
         for identity in self.made:
