@@ -4,22 +4,24 @@
 
 use std::{
     net::{SocketAddr, TcpListener},
-    path::PathBuf,
     sync::Arc,
 };
 
 use sandglass_runtimes::embedded::{EmbeddedConfig, EmbeddedRuntime, Subnet};
-use sandglass_sandbox::{Clock, SystemClock, ports::runtime::RuntimeError};
+use sandglass_sandbox::{
+    Clock, SystemClock,
+    ports::{Store, runtime::RuntimeError},
+};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
     accept,
-    config::{Config, RuntimeKind, StoreKind, SubnetChoice},
+    config::{Config, RuntimeKind, SubnetChoice},
     engine::{Engine, RecoverError, Settings},
     http::{App, images::Images, router},
-    store::SqliteStore,
+    store::SqlStore,
     tenants,
 };
 
@@ -30,12 +32,10 @@ pub enum StartError {
     Listen { address: String, source: std::io::Error },
     #[error("runtime.type = \"{0}\" is not available in this version; use \"embedded\"")]
     UnsupportedRuntime(&'static str),
-    #[error("store.type = \"postgresql\" is not available in this version; use \"sqlite\"")]
-    UnsupportedStore,
     #[error("the embedded runtime cannot start, failed in phase {}: {}", .0.phase, .0.message)]
     Runtime(RuntimeError),
-    #[error("cannot open the store {}: {source}", path.display())]
-    Store { path: PathBuf, source: sandglass_sandbox::ports::StoreError },
+    #[error("cannot open the store {place}: {source}")]
+    Store { place: String, source: sandglass_sandbox::ports::StoreError },
     #[error(transparent)]
     Tenants(#[from] tenants::OpenError),
     #[error("cannot recover: {0}")]
@@ -72,9 +72,6 @@ impl Prepared {
             RuntimeKind::Docker => return Err(StartError::UnsupportedRuntime("docker")),
             RuntimeKind::Kubernetes => return Err(StartError::UnsupportedRuntime("kubernetes")),
         }
-        if config.store.kind == StoreKind::Postgresql {
-            return Err(StartError::UnsupportedStore);
-        }
         let embedded = &config.embedded;
         let runtime = EmbeddedRuntime::open(EmbeddedConfig {
             state_dir: embedded.state_dir.clone(),
@@ -98,8 +95,9 @@ impl Prepared {
     /// When the store or the runtime cannot be read.
     pub async fn start(self) -> Result<Server, StartError> {
         let Self { config, listener, runtime } = self;
-        let path = config.store.path.clone();
-        let store = SqliteStore::open(&path).await.map_err(|source| StartError::Store { path, source })?;
+        let store = SqlStore::open(&config.store)
+            .await
+            .map_err(|source| StartError::Store { place: SqlStore::place(&config.store), source })?;
         let images = images(&runtime, &config.embedded.state_dir);
         let runtime = Arc::new(runtime);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
@@ -146,7 +144,7 @@ fn bracketed(host: &str) -> String {
 pub struct Server {
     address: SocketAddr,
     engine: Arc<Engine>,
-    store: SqliteStore,
+    store: SqlStore,
     runtime: Arc<EmbeddedRuntime>,
     serving: JoinHandle<()>,
     stop: CancellationToken,

@@ -2,55 +2,75 @@
 
 use sandglass_sandbox::{
     SandboxId, Timestamp,
-    ports::store::{EventRecord, StoreError},
+    ports::store::{EventRecord, HistoryBounds, SequencedEvent, StoreError},
 };
-use sqlx::{SqliteConnection, SqlitePool};
 
-use super::sqlite::unavailable;
+use super::database::{Session, values};
 
+type Line = (i64, i64, String, String);
+
+/// Numbers are the database's, and in the order of commits within one sandbox.
 pub(super) async fn append(
-    tx: &mut SqliteConnection,
+    on: &mut Session,
     id: SandboxId,
     events: &[EventRecord],
 ) -> Result<(), StoreError> {
     for event in events {
-        sqlx::query("INSERT INTO events (sandbox_id, at_ms, kind, message) VALUES ($1, $2, $3, $4)")
-            .bind(id.to_string())
-            .bind(event.at.as_millis())
-            .bind(&event.kind)
-            .bind(&event.message)
-            .execute(&mut *tx)
-            .await
-            .map_err(unavailable)?;
+        on.execute(
+            "INSERT INTO events (sandbox_id, at_ms, kind, message) VALUES ($1, $2, $3, $4)",
+            values![id.to_string(), event.at.as_millis(), event.kind.as_str(), event.message.as_str()],
+        )
+        .await?;
     }
     Ok(())
 }
 
 pub(super) async fn newest(
-    pool: &SqlitePool,
+    on: &mut Session,
     id: SandboxId,
     limit: u32,
 ) -> Result<Vec<EventRecord>, StoreError> {
-    let mut rows: Vec<(i64, String, String)> = sqlx::query_as(
-        "SELECT at_ms, kind, message FROM events WHERE sandbox_id = $1 ORDER BY seq DESC LIMIT $2",
-    )
-    .bind(id.to_string())
-    .bind(i64::from(limit))
-    .fetch_all(pool)
-    .await
-    .map_err(unavailable)?;
+    let mut rows: Vec<Line> = on
+        .rows(
+            "SELECT seq, at_ms, kind, message FROM events WHERE sandbox_id = $1 ORDER BY seq DESC LIMIT $2",
+            values![id.to_string(), i64::from(limit)],
+        )
+        .await?;
     rows.reverse();
-    Ok(rows
-        .into_iter()
-        .map(|(at, kind, message)| EventRecord { at: Timestamp::clamped(at), kind, message })
-        .collect())
+    Ok(rows.into_iter().map(|row| sequenced(row).event).collect())
 }
 
-pub(super) async fn prune(tx: &mut SqliteConnection, before: Timestamp) -> Result<u64, StoreError> {
-    let done = sqlx::query("DELETE FROM events WHERE at_ms < $1")
-        .bind(before.as_millis())
-        .execute(tx)
-        .await
-        .map_err(unavailable)?;
-    Ok(done.rows_affected())
+pub(super) async fn after(
+    on: &mut Session,
+    id: SandboxId,
+    after: u64,
+    limit: u32,
+) -> Result<Vec<SequencedEvent>, StoreError> {
+    let rows: Vec<Line> = on
+        .rows(
+            "SELECT seq, at_ms, kind, message FROM events WHERE sandbox_id = $1 AND seq > $2 ORDER BY seq LIMIT $3",
+            values![id.to_string(), after, i64::from(limit)],
+        )
+        .await?;
+    Ok(rows.into_iter().map(sequenced).collect())
+}
+
+pub(super) async fn bounds(on: &mut Session, id: SandboxId) -> Result<Option<HistoryBounds>, StoreError> {
+    let row: Option<(Option<i64>, Option<i64>)> = on
+        .row("SELECT MIN(seq), MAX(seq) FROM events WHERE sandbox_id = $1", values![id.to_string()])
+        .await?;
+    let (first, last) = row.unwrap_or_default();
+    Ok(first.zip(last).map(|(first, last)| HistoryBounds { first: unsigned(first), last: unsigned(last) }))
+}
+
+pub(super) async fn prune(on: &mut Session, before: Timestamp) -> Result<u64, StoreError> {
+    on.execute("DELETE FROM events WHERE at_ms < $1", values![before.as_millis()]).await
+}
+
+fn sequenced((seq, at, kind, message): Line) -> SequencedEvent {
+    SequencedEvent { seq: unsigned(seq), event: EventRecord { at: Timestamp::clamped(at), kind, message } }
+}
+
+fn unsigned(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
 }

@@ -1,13 +1,11 @@
 //! Rows of operations in flight.
 
 use sandglass_sandbox::{SandboxId, lifecycle::intent::Intent, ports::store::StoreError};
-use sqlx::{SqliteConnection, SqlitePool};
 
-use super::sqlite::unavailable;
+use super::database::{Session, values};
 
-pub(super) async fn all(pool: &SqlitePool) -> Result<Vec<Intent>, StoreError> {
-    let rows: Vec<(String,)> =
-        sqlx::query_as("SELECT body FROM intents").fetch_all(pool).await.map_err(unavailable)?;
+pub(super) async fn all(on: &mut Session) -> Result<Vec<Intent>, StoreError> {
+    let rows: Vec<(String,)> = on.rows("SELECT body FROM intents", values![]).await?;
     rows.iter()
         .map(|(body,)| {
             serde_json::from_str(body)
@@ -20,62 +18,42 @@ fn body(intent: &Intent) -> String {
     serde_json::to_string(intent).expect("an intent holds only maps with text keys")
 }
 
-fn bigint(generation: u64) -> i64 {
-    i64::try_from(generation).unwrap_or(i64::MAX)
-}
-
-pub(super) async fn insert(tx: &mut SqliteConnection, intent: &Intent) -> Result<(), StoreError> {
-    sqlx::query("INSERT INTO intents (sandbox_id, generation, body) VALUES ($1, $2, $3)")
-        .bind(intent.sandbox_id.to_string())
-        .bind(bigint(intent.generation))
-        .bind(body(intent))
-        .execute(tx)
-        .await
-        .map_err(unavailable)?;
+pub(super) async fn insert(on: &mut Session, intent: &Intent) -> Result<(), StoreError> {
+    on.execute(
+        "INSERT INTO intents (sandbox_id, generation, body) VALUES ($1, $2, $3)",
+        values![intent.sandbox_id.to_string(), intent.generation, body(intent)],
+    )
+    .await?;
     Ok(())
 }
 
-pub(super) async fn insert_if_none(tx: &mut SqliteConnection, intent: &Intent) -> Result<bool, StoreError> {
-    let done = sqlx::query(
-        "INSERT INTO intents (sandbox_id, generation, body) VALUES ($1, $2, $3) ON CONFLICT (sandbox_id) DO NOTHING",
-    )
-    .bind(intent.sandbox_id.to_string())
-    .bind(bigint(intent.generation))
-    .bind(body(intent))
-    .execute(tx)
-    .await
-    .map_err(unavailable)?;
-    Ok(done.rows_affected() == 1)
+pub(super) async fn insert_if_none(on: &mut Session, intent: &Intent) -> Result<bool, StoreError> {
+    let written = on
+        .execute(
+            "INSERT INTO intents (sandbox_id, generation, body) VALUES ($1, $2, $3) \
+             ON CONFLICT (sandbox_id) DO NOTHING",
+            values![intent.sandbox_id.to_string(), intent.generation, body(intent)],
+        )
+        .await?;
+    Ok(written == 1)
 }
 
-pub(super) async fn replace(
-    tx: &mut SqliteConnection,
-    expected: u64,
-    intent: &Intent,
-) -> Result<bool, StoreError> {
-    let done = sqlx::query(
-        "UPDATE intents SET generation = $1, body = $2 WHERE sandbox_id = $3 AND generation = $4",
-    )
-    .bind(bigint(intent.generation))
-    .bind(body(intent))
-    .bind(intent.sandbox_id.to_string())
-    .bind(bigint(expected))
-    .execute(tx)
-    .await
-    .map_err(unavailable)?;
-    Ok(done.rows_affected() == 1)
+pub(super) async fn replace(on: &mut Session, expected: u64, intent: &Intent) -> Result<bool, StoreError> {
+    let written = on
+        .execute(
+            "UPDATE intents SET generation = $1, body = $2 WHERE sandbox_id = $3 AND generation = $4",
+            values![intent.generation, body(intent), intent.sandbox_id.to_string(), expected],
+        )
+        .await?;
+    Ok(written == 1)
 }
 
-pub(super) async fn delete(
-    tx: &mut SqliteConnection,
-    id: SandboxId,
-    expected: u64,
-) -> Result<bool, StoreError> {
-    let done = sqlx::query("DELETE FROM intents WHERE sandbox_id = $1 AND generation = $2")
-        .bind(id.to_string())
-        .bind(bigint(expected))
-        .execute(tx)
-        .await
-        .map_err(unavailable)?;
-    Ok(done.rows_affected() == 1)
+pub(super) async fn delete(on: &mut Session, id: SandboxId, expected: u64) -> Result<bool, StoreError> {
+    let written = on
+        .execute(
+            "DELETE FROM intents WHERE sandbox_id = $1 AND generation = $2",
+            values![id.to_string(), expected],
+        )
+        .await?;
+    Ok(written == 1)
 }
