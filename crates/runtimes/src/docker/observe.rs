@@ -1,0 +1,445 @@
+//! From containers to observations: one box, or all of them.
+//!
+//! Owns the choice of the container that is a sandbox, and a memory of earlier inspects that spares a full list most of its calls.
+//! Invariant: one container that cannot be looked at never hides the others.
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::{IpAddr, Ipv4Addr},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use bollard::query_parameters::{InspectContainerOptions, ListContainersOptions};
+use futures_util::{StreamExt, stream};
+use sandglass_sandbox::{
+    Clock, SandboxId, SystemClock, Timestamp,
+    ports::runtime::{Condition, Exit, ExitCause, Exposure, Observation, RuntimeError},
+    spec::{Egress, Entrypoint, MutableFacts, NetworkPolicy, Spec},
+};
+use tracing::{debug, warn};
+
+use super::{
+    Shared,
+    agent::AGENT_PORT,
+    container::{Container, Status},
+    errors::{Failure, failed},
+    freeze::no_such_box,
+    labels::{self, Parsed},
+    side_facts::Changed,
+};
+
+/// Inspects in flight during a full list.
+const PARALLEL: usize = 16;
+const HTTP_PORT: u16 = 8080;
+const EGRESS_PORT: u16 = 18080;
+/// What the servers put into the environment for the agent, not the user for the box.
+const OF_THE_SYSTEM: [&str; 4] = ["OPENSANDBOX_ID", "EXECD_ACCESS_TOKEN", "EXECD_INIT", "EXECD_ENVS"];
+
+/// The name of a sandbox's container.
+pub(super) fn container_name(id: SandboxId) -> String {
+    format!("sandbox-{id}")
+}
+
+/// What was seen before and need not be asked again.
+#[derive(Default)]
+pub(super) struct Memory(Mutex<Remembered>);
+
+#[derive(Default)]
+struct Remembered {
+    /// By the engine's own id.
+    containers: HashMap<String, Container>,
+    /// When a box was last frozen or thawed: the one change that the engine does not date.
+    turned: HashMap<SandboxId, Timestamp>,
+    /// Boxes that are frozen only while they are saved, which nobody asked to be told.
+    saving: HashSet<SandboxId>,
+    /// Boxes that this process is removing, with how many times at once.
+    removing: HashMap<SandboxId, usize>,
+}
+
+/// Marks a box as being removed for as long as it lives: its end is no news then.
+pub(super) struct Removing<'a>(&'a Memory, SandboxId);
+
+impl Drop for Removing<'_> {
+    fn drop(&mut self) {
+        let mut remembered = self.0.lock();
+        let others = remembered.removing.get_mut(&self.1).map_or(0, |times| {
+            *times -= 1;
+            *times
+        });
+        if others == 0 {
+            remembered.removing.remove(&self.1);
+        }
+    }
+}
+
+/// Marks a box as being saved for as long as it lives.
+pub(super) struct Saving<'a>(&'a Memory, SandboxId);
+
+impl Drop for Saving<'_> {
+    fn drop(&mut self) {
+        self.0.lock().saving.remove(&self.1);
+    }
+}
+
+impl Memory {
+    fn lock(&self) -> MutexGuard<'_, Remembered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The box was frozen or thawed.
+    pub(super) fn turned(&self, id: SandboxId, at: Timestamp) {
+        self.lock().turned.insert(id, at);
+    }
+
+    /// The box is gone.
+    pub(super) fn forget(&self, id: SandboxId) {
+        self.lock().turned.remove(&id);
+    }
+
+    /// The engine was away: what is remembered may be wrong.
+    pub(super) fn forget_containers(&self) {
+        self.lock().containers.clear();
+    }
+
+    pub(super) fn saving(&self, id: SandboxId) -> Saving<'_> {
+        self.lock().saving.insert(id);
+        Saving(self, id)
+    }
+
+    pub(super) fn removing(&self, id: SandboxId) -> Removing<'_> {
+        *self.lock().removing.entry(id).or_default() += 1;
+        Removing(self, id)
+    }
+
+    pub(super) fn is_removing(&self, id: SandboxId) -> bool {
+        self.lock().removing.contains_key(&id)
+    }
+
+    fn is_saving(&self, id: SandboxId) -> bool {
+        self.lock().saving.contains(&id)
+    }
+
+    fn turned_at(&self, id: SandboxId) -> Option<Timestamp> {
+        self.lock().turned.get(&id).copied()
+    }
+}
+
+impl Shared {
+    pub(super) async fn inspect_container(&self, name: &str) -> Result<Option<Container>, Failure> {
+        let asked = self.client.call(|docker| async move {
+            docker.inspect_container(name, None::<InspectContainerOptions>).await
+        });
+        match asked.await {
+            Ok(answer) => {
+                let container = Container::inspected(answer);
+                self.memory.lock().containers.insert(container.key.clone(), container.clone());
+                Ok(Some(container))
+            }
+            Err(failure) if failure.is_absent() => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Every container, stopped ones too, with that label (`key` or `key=value`).
+    pub(super) async fn containers_with(&self, label: &str) -> Result<Vec<Container>, Failure> {
+        let options = ListContainersOptions {
+            all: true,
+            filters: Some(HashMap::from([("label".to_owned(), vec![label.to_owned()])])),
+            ..ListContainersOptions::default()
+        };
+        let asked = self.client.call(|docker| async move { docker.list_containers(Some(options)).await });
+        Ok(asked.await?.into_iter().map(Container::listed).collect())
+    }
+
+    /// The container of a sandbox. A container of the right name without the label is somebody else's.
+    pub(super) async fn find(&self, id: SandboxId) -> Result<Option<Container>, Failure> {
+        let named = self.inspect_container(&container_name(id)).await?;
+        if let Some(named) = named
+            && labels::parse(&named.labels).is_some_and(|parsed| parsed.id == id)
+        {
+            return Ok(Some(named));
+        }
+        let labelled = self.containers_with(&format!("{}={id}", labels::ID)).await?;
+        match labelled.first() {
+            Some(first) => self.inspect_container(&first.key).await,
+            None => Ok(None),
+        }
+    }
+
+    pub(super) async fn observe(&self, id: SandboxId) -> Result<Option<Observation>, Failure> {
+        // Taken before the look, so that a later look that answers sooner wins.
+        let revision = self.next_revision();
+        match self.find(id).await? {
+            Some(container) => self.observe_container(&container, revision).await,
+            None => Ok(None),
+        }
+    }
+
+    pub(super) async fn update_facts(
+        &self,
+        id: SandboxId,
+        facts: &MutableFacts,
+    ) -> Result<Observation, RuntimeError> {
+        let revision = self.next_revision();
+        let found = self.find(id).await.map_err(|e| e.during("facts"))?;
+        let container = found.ok_or_else(|| no_such_box(id))?;
+        let created = labels::parse(&container.labels).ok_or_else(|| no_such_box(id))?.facts;
+        let (side_facts, now) = (self.side_facts.clone(), facts.clone());
+        let written = tokio::task::spawn_blocking(move || side_facts.write(id, &created, &now)).await;
+        written
+            .map_err(std::io::Error::other)
+            .flatten()
+            .map_err(|e| failed("facts", format!("cannot write the sandbox's side files: {e}")))?;
+        let observed = self.observe_container(&container, revision).await.map_err(|e| e.during("facts"))?;
+        observed.ok_or_else(|| no_such_box(id))
+    }
+
+    /// The observation that follows from an inspected container; `None` when it is no sandbox.
+    pub(super) async fn observe_container(
+        &self,
+        container: &Container,
+        revision: u64,
+    ) -> Result<Option<Observation>, Failure> {
+        let Some(parsed) = labels::parse(&container.labels) else { return Ok(None) };
+        let sidecar = match container.joined() {
+            Some(sidecar) => self.inspect_container(sidecar).await?,
+            None => None,
+        };
+        let changed = self.side_facts.read(parsed.id);
+        Ok(Some(self.assemble(parsed, container, sidecar.as_ref(), changed, revision)))
+    }
+
+    /// All boxes. Those that are just being made are left to their makers.
+    pub(super) async fn observe_all(&self) -> Result<Vec<Observation>, RuntimeError> {
+        let revision = self.next_revision();
+        let listed = self.containers_with(labels::ID).await.map_err(|e| e.during("list"))?;
+        let sidecars: HashMap<String, Container> = if listed.iter().any(|c| c.joined().is_some()) {
+            let found = self.containers_with(labels::SIDECAR_FOR).await.map_err(|e| e.during("list"))?;
+            found.into_iter().map(|c| (c.key.clone(), c)).collect()
+        } else {
+            HashMap::new()
+        };
+        self.keep_remembered(&listed);
+        let chosen = choose(listed, &self.making());
+        let looks = stream::iter(chosen)
+            .map(|(parsed, listed)| async move { (parsed, self.looked_at(listed).await) });
+        let looked: Vec<_> = looks.buffer_unordered(PARALLEL).collect().await;
+        let mut changed = self.side_facts.read_all();
+        let mut observed = Vec::with_capacity(looked.len());
+        for (parsed, container) in looked {
+            let Some(container) = container.map_err(|e| e.during("list"))? else { continue };
+            let sidecar = container.joined().and_then(|key| sidecars.get(key));
+            let changed = changed.remove(&parsed.id).unwrap_or_default();
+            observed.push(self.assemble(parsed, &container, sidecar, changed, revision));
+        }
+        Ok(observed)
+    }
+
+    fn keep_remembered(&self, listed: &[Container]) {
+        let there: HashSet<&str> = listed.iter().map(|c| c.key.as_str()).collect();
+        self.memory.lock().containers.retain(|key, _| there.contains(key.as_str()));
+    }
+
+    /// A listed container with what only an inspect tells. A failure is only returned when the engine itself is gone.
+    async fn looked_at(&self, listed: Container) -> Result<Option<Container>, Failure> {
+        let remembered = self.memory.lock().containers.get(&listed.key).filter(|c| c.is_as(&listed)).cloned();
+        if let Some(mut container) = remembered {
+            container.refresh(&listed);
+            return Ok(Some(container));
+        }
+        match self.inspect_container(&listed.key).await {
+            Ok(found) => Ok(found),
+            Err(failure) if failure.is_unavailable() => Err(failure),
+            Err(failure) => {
+                warn!(container = listed.name, error = %failure, "a container cannot be inspected");
+                Ok(Some(listed))
+            }
+        }
+    }
+
+    fn assemble(
+        &self,
+        parsed: Parsed,
+        container: &Container,
+        sidecar: Option<&Container>,
+        changed: Changed,
+        revision: u64,
+    ) -> Observation {
+        let place = Place {
+            network: &self.config.network_mode,
+            host: match self.config.engine.remote_host() {
+                None => Some(Ipv4Addr::LOCALHOST.into()),
+                Some(host) => host.parse().ok(),
+            },
+            sees_containers: self.config.engine.is_local(),
+        };
+        let (id, turned) = (parsed.id, self.memory.turned_at(parsed.id));
+        let mut observed = observation(parsed, container, sidecar, &place);
+        if observed.condition == Condition::Paused && self.memory.is_saving(id) {
+            observed.condition = Condition::Running;
+        }
+        self.known().insert(id);
+        observed.facts = changed.over(&observed.facts);
+        observed.revision = revision;
+        if matches!(observed.condition, Condition::Running | Condition::Paused) {
+            observed.since = turned.map_or(observed.since, |at| at.max(observed.since));
+        }
+        observed
+    }
+}
+
+/// One container for every sandbox: the one of the right name, else the first that carries its id.
+fn choose(
+    listed: Vec<Container>,
+    making: &std::collections::BTreeSet<SandboxId>,
+) -> Vec<(Parsed, Container)> {
+    let mut chosen: HashMap<SandboxId, (Parsed, Container)> = HashMap::new();
+    for container in listed {
+        let Some(parsed) = labels::parse(&container.labels) else {
+            debug!(container = container.name, "a container whose sandbox id cannot be read is ignored");
+            continue;
+        };
+        let id = parsed.id;
+        if container.status == Status::Created && making.contains(&id) {
+            continue;
+        }
+        if container.name == container_name(id) || !chosen.contains_key(&id) {
+            chosen.insert(id, (parsed, container));
+        }
+    }
+    chosen.into_values().collect()
+}
+
+/// Where this server stands towards the engine.
+pub(super) struct Place<'a> {
+    /// The network whose addresses are preferred.
+    pub network: &'a str,
+    /// The address of the engine's host.
+    pub host: Option<IpAddr>,
+    /// Whether addresses of containers lead anywhere from here.
+    pub sees_containers: bool,
+}
+
+/// The facts as the containers tell them; what side files and this process's memory know is laid over them by the caller.
+pub(super) fn observation(
+    parsed: Parsed,
+    container: &Container,
+    sidecar: Option<&Container>,
+    place: &Place<'_>,
+) -> Observation {
+    let created_at = match &parsed.record {
+        Some(record) => record.created_at,
+        None => container.created_at.unwrap_or(Timestamp::clamped(0)),
+    };
+    let condition = condition(container);
+    let since = match &condition {
+        Condition::Exited(exit) => exit.at,
+        Condition::Starting => created_at,
+        Condition::Running | Condition::Paused => container.started_at.unwrap_or(created_at),
+    };
+    let joined = container.joined().is_some();
+    let (address, exposure) = reach(&parsed, container, sidecar, place);
+    let egress_token = parsed.egress_token.clone().filter(|_| joined);
+    let env = |name: &str| container.env.iter().find(|(key, _)| key == name).map(|(_, v)| v.clone());
+    let (id, facts) = (parsed.id, parsed.facts.clone());
+    let (spec, entrypoint, agent_token, route_token) = match parsed.record {
+        Some(record) => (record.spec, record.argv, record.agent_token, record.route_token),
+        None => {
+            let token = env("EXECD_ACCESS_TOKEN").unwrap_or_default();
+            let spec = foreign_spec(parsed, container, joined);
+            (spec, container.command.clone(), token, String::new())
+        }
+    };
+    Observation {
+        id,
+        revision: 0,
+        spec,
+        entrypoint,
+        facts,
+        condition,
+        created_at,
+        started_at: container.started_at,
+        since,
+        address,
+        exposure,
+        agent_token,
+        route_token,
+        egress_token,
+    }
+}
+
+fn condition(container: &Container) -> Condition {
+    match container.status {
+        Status::Created => Condition::Starting,
+        Status::Running => Condition::Running,
+        Status::Paused => Condition::Paused,
+        Status::Ended => Condition::Exited(exit(container)),
+    }
+}
+
+fn exit(container: &Container) -> Exit {
+    let code = container.exit_code;
+    let failed = code != Some(0);
+    let (cause, mut message) = match code {
+        _ if failed && container.out_of_memory => {
+            (ExitCause::OutOfMemory, "ended by the kernel: it used more memory than its limit".to_owned())
+        }
+        Some(code) => (ExitCause::Exited, format!("exited with code {code}")),
+        None => (ExitCause::Exited, "exited with a code that the engine does not tell".to_owned()),
+    };
+    if !container.error.is_empty() {
+        message = format!("{message}: {}", container.error);
+    }
+    let at = container.finished_at.or(container.started_at).or(container.created_at);
+    Exit { code, signal: None, cause, message, at: at.unwrap_or_else(|| SystemClock.now()) }
+}
+
+/// Where the server and clients reach the ports of a box. A box behind a sidecar has the sidecar's address and ports.
+fn reach(
+    parsed: &Parsed,
+    container: &Container,
+    sidecar: Option<&Container>,
+    place: &Place<'_>,
+) -> (Option<IpAddr>, Exposure) {
+    let lives = matches!(container.status, Status::Running | Status::Paused);
+    if container.network_mode == "host" {
+        return (place.host.filter(|_| lives), Exposure::Host);
+    }
+    let owner = match container.joined() {
+        Some(_) => sidecar,
+        None => Some(container),
+    };
+    let address =
+        owner.filter(|_| lives && place.sees_containers).and_then(|owner| owner.address(place.network));
+    let bound = |port: u16| owner.and_then(|o| o.published.get(&port)).map(|(_, outside)| *outside);
+    let published = parsed.published.or_else(|| bound(AGENT_PORT).zip(bound(HTTP_PORT)));
+    let egress = container.joined().and_then(|_| bound(EGRESS_PORT));
+    let exposure = match published {
+        Some((agent, http)) => Exposure::Published { agent, http, egress },
+        None => Exposure::None,
+    };
+    (address, exposure)
+}
+
+/// What another server was asked for, as far as the container tells.
+fn foreign_spec(parsed: Parsed, container: &Container, joined: bool) -> Spec {
+    let entrypoint = match container.command.is_empty() {
+        true => Entrypoint::Image,
+        false => Entrypoint::Command(container.command.clone()),
+    };
+    let env = container.env.iter().filter(|(key, _)| !OF_THE_SYSTEM.contains(&key.as_str()));
+    let policy = Egress { policy: NetworkPolicy::default(), credential_proxy: false, env: Vec::new() };
+    Spec {
+        env: env.cloned().collect(),
+        limits: container.limits,
+        platform: parsed.platform,
+        extensions: parsed.extensions,
+        snapshot: parsed.snapshot,
+        egress: (joined && parsed.egress_token.is_some()).then_some(policy),
+        ..Spec::new(container.image.clone(), entrypoint)
+    }
+}
+
+#[cfg(test)]
+#[path = "observe_tests.rs"]
+mod tests;

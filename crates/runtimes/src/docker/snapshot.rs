@@ -1,0 +1,170 @@
+//! Snapshots: a committed image for each, named by the snapshot's id.
+//!
+//! Invariant: the image passes nothing on that belongs to its source: no system label, no token, and not the agent as its entrypoint.
+
+use bollard::{
+    auth::DockerCredentials,
+    models::ContainerConfig,
+    query_parameters::{CommitContainerOptions, InspectContainerOptions, RemoveImageOptions},
+};
+use sandglass_sandbox::{
+    SandboxId, SnapshotId,
+    ports::{RuntimeErrorKind, runtime::RuntimeError},
+};
+use tracing::info;
+
+use super::{Shared, errors::failed, freeze::no_such_box, labels};
+
+const REPOSITORY: &str = "opensandbox-snapshots";
+/// Variables that open the source.
+const SECRETS: [&str; 1] = ["EXECD_ACCESS_TOKEN"];
+
+pub(super) fn image(snapshot: SnapshotId) -> String {
+    format!("{REPOSITORY}:{snapshot}")
+}
+
+impl Shared {
+    pub(super) async fn snapshot(&self, id: SandboxId, snapshot: SnapshotId) -> Result<(), RuntimeError> {
+        // A tag appears only when the image is whole.
+        if self.has_snapshot(snapshot).await? {
+            return Ok(());
+        }
+        let _alone = self.locks.lock(id).await;
+        let found = self.find(id).await.map_err(|e| e.during("snapshot"))?;
+        let container = found.ok_or_else(|| no_such_box(id))?;
+        let key = container.key.as_str();
+        let inspected = self
+            .client
+            .call(
+                |docker| async move { docker.inspect_container(key, None::<InspectContainerOptions>).await },
+            )
+            .await
+            .map_err(|e| e.during("snapshot"))?;
+        let config =
+            inspected.config.ok_or_else(|| failed("snapshot", "the engine tells no configuration"))?;
+        let options = CommitContainerOptions {
+            container: Some(container.key.clone()),
+            repo: Some(REPOSITORY.to_owned()),
+            tag: Some(snapshot.to_string()),
+            comment: Some(format!("snapshot of sandbox {id}")),
+            pause: true,
+            ..CommitContainerOptions::default()
+        };
+        let saving = self.memory.saving(id);
+        let committed = self
+            .client
+            .call_patiently(|docker| async move { docker.commit_container(options, passed_on(config)).await })
+            .await;
+        drop(saving);
+        committed.map_err(|e| if e.is_absent() { no_such_box(id) } else { e.during("snapshot") })?;
+        info!(sandbox = %id, snapshot = %snapshot, "committed");
+        Ok(())
+    }
+
+    pub(super) async fn has_snapshot(&self, snapshot: SnapshotId) -> Result<bool, RuntimeError> {
+        let name = image(snapshot);
+        let looked = self.client.call(|docker| async move { docker.inspect_image(&name).await }).await;
+        match looked {
+            Ok(_) => Ok(true),
+            Err(failure) if failure.is_absent() => Ok(false),
+            Err(failure) => Err(failure.during("snapshot")),
+        }
+    }
+
+    pub(super) async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), RuntimeError> {
+        let name = image(snapshot);
+        let removed = self
+            .client
+            .call(|docker| {
+                let name = name.clone();
+                async move {
+                    docker.remove_image(&name, None::<RemoveImageOptions>, None::<DockerCredentials>).await
+                }
+            })
+            .await;
+        self.images.forget(&name);
+        match removed {
+            Ok(_) => Ok(()),
+            Err(failure) if failure.is_absent() => Ok(()),
+            Err(failure) if failure.status() == Some(409) => {
+                // The name goes, and then the engine refuses to remove layers that a later snapshot is made from: all that was asked.
+                if !self.has_snapshot(snapshot).await? {
+                    return Ok(());
+                }
+                Err(RuntimeError::new(RuntimeErrorKind::InUse, "snapshot", failure.to_string()))
+            }
+            Err(failure) => Err(failure.during("snapshot")),
+        }
+    }
+}
+
+/// The configuration of the image. The engine merges it over the container's own, so that what must not be passed on is blanked: it cannot be
+/// left out.
+fn passed_on(container: ContainerConfig) -> ContainerConfig {
+    let source = container.labels.unwrap_or_default();
+    let record = labels::parse(&source).and_then(|parsed| parsed.record);
+    let metadata = record.map(|record| record.facts.metadata).unwrap_or_default();
+    let is_the_sources = |key: &String| key.starts_with(labels::SYSTEM) || metadata.contains_key(key);
+    let labels = source.into_keys().filter(is_the_sources).map(|key| (key, String::new())).collect();
+    let env = container.env.unwrap_or_default().into_iter().map(|pair| {
+        let name = pair.split_once('=').map_or(pair.as_str(), |(name, _)| name);
+        if SECRETS.contains(&name) { format!("{name}=") } else { pair }
+    });
+    ContainerConfig {
+        labels: Some(labels),
+        env: Some(env.collect()),
+        entrypoint: Some(Vec::new()),
+        hostname: None,
+        domainname: None,
+        ..container
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashMap};
+
+    use sandglass_sandbox::{
+        Timestamp,
+        ports::runtime::StartPlan,
+        spec::{Entrypoint, MutableFacts, Spec},
+    };
+
+    use super::{super::Made, *};
+
+    #[test]
+    fn an_image_passes_nothing_of_its_source_on() {
+        let plan = StartPlan {
+            spec: Spec::new("i", Entrypoint::Image),
+            facts: MutableFacts {
+                expires_at: None,
+                metadata: BTreeMap::from([("project".to_owned(), "p".to_owned())]),
+            },
+            created_at: Timestamp::clamped(1),
+            agent_token: "secret".into(),
+            route_token: "secret".into(),
+        };
+        let mut labels =
+            labels::for_create(SandboxId::random(), &plan, &[], &Made::default(), &HashMap::new());
+        labels.insert("maintainer".into(), "somebody".into());
+        let source = ContainerConfig {
+            labels: Some(labels.clone()),
+            env: Some(vec!["A=b=c".into(), "EXECD_ACCESS_TOKEN=secret".into(), "NAKED".into()]),
+            entrypoint: Some(vec!["/opt/opensandbox/execd".into(), "--init".into(), "--".into()]),
+            cmd: Some(vec!["sleep".into(), "9".into()]),
+            user: Some("1000".into()),
+            ..ContainerConfig::default()
+        };
+        let image = passed_on(source);
+        // As the engine merges them.
+        labels.extend(image.labels.unwrap());
+        labels.retain(|_, value| !value.is_empty());
+        assert_eq!(labels, HashMap::from([("maintainer".to_owned(), "somebody".to_owned())]));
+        assert_eq!(image.env.unwrap(), ["A=b=c", "EXECD_ACCESS_TOKEN=", "NAKED"]);
+        assert_eq!(
+            (image.entrypoint.unwrap().len(), image.cmd.unwrap()),
+            (0, vec!["sleep".into(), "9".into()])
+        );
+        assert_eq!(image.user.as_deref(), Some("1000"));
+    }
+}
