@@ -30,6 +30,7 @@ class DockerStack(Stack):
     def __init__(self, engine, config=None, home=None, **keys):
         self.engine = engine
         self.user_home = home
+        self.extra = {}
         super().__init__(config=config, **keys)
 
     def configuration(self, extra):
@@ -53,7 +54,7 @@ class DockerStack(Stack):
         return "\n".join(lines) + "\n"
 
     def environment(self):
-        return {"DOCKER_HOST": self.engine.host, "HOME": str(self.user_home or self.home)}
+        return {"DOCKER_HOST": self.engine.host, "HOME": str(self.user_home or self.home), **self.extra}
 
     def close(self):
         """Ends the server; what it left is looked for on the engine."""
