@@ -7,20 +7,17 @@ use std::{
     sync::Arc,
 };
 
-use sandglass_runtimes::embedded::{EmbeddedConfig, EmbeddedRuntime, Subnet};
-use sandglass_sandbox::{
-    Clock, SystemClock,
-    ports::{Store, runtime::RuntimeError},
-};
+use sandglass_sandbox::{Clock, SystemClock, ports::Store};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::{
     accept,
-    config::{Config, RuntimeKind, SubnetChoice},
-    engine::{Engine, RecoverError, Settings},
-    http::{App, images::Images, router},
+    config::Config,
+    engine::{Engine, RecoverError},
+    http::{App, router},
+    runtimes::{self, Opened},
     store::SqlStore,
     tenants,
 };
@@ -30,10 +27,8 @@ use crate::{
 pub enum StartError {
     #[error("cannot listen on {address}: {source}")]
     Listen { address: String, source: std::io::Error },
-    #[error("runtime.type = \"{0}\" is not available in this version; use \"embedded\"")]
-    UnsupportedRuntime(&'static str),
-    #[error("the embedded runtime cannot start, failed in phase {}: {}", .0.phase, .0.message)]
-    Runtime(RuntimeError),
+    #[error(transparent)]
+    Runtime(#[from] runtimes::OpenError),
     #[error("cannot open the store {place}: {source}")]
     Store { place: String, source: sandglass_sandbox::ports::StoreError },
     #[error(transparent)]
@@ -47,7 +42,7 @@ pub enum StartError {
 pub struct Prepared {
     config: Arc<Config>,
     listener: TcpListener,
-    runtime: EmbeddedRuntime,
+    runtime: Opened,
 }
 
 impl Prepared {
@@ -67,25 +62,7 @@ impl Prepared {
     /// # Errors
     /// As [`Prepared::open`].
     pub fn open_on(config: Config, listener: TcpListener) -> Result<Self, StartError> {
-        match config.runtime.kind {
-            RuntimeKind::Embedded => {}
-            RuntimeKind::Docker => return Err(StartError::UnsupportedRuntime("docker")),
-            RuntimeKind::Kubernetes => return Err(StartError::UnsupportedRuntime("kubernetes")),
-        }
-        let embedded = &config.embedded;
-        let runtime = EmbeddedRuntime::open(EmbeddedConfig {
-            state_dir: embedded.state_dir.clone(),
-            host_image: config.offers_host_image(),
-            subnet: match embedded.subnet {
-                SubnetChoice::Auto => None,
-                SubnetChoice::Fixed(net) => Some(Subnet { address: net.address(), prefix_len: net.prefix() }),
-            },
-            dns: embedded.dns.clone(),
-            pids_limit: embedded.pids_limit,
-            expiry_grace: embedded.expiry_grace,
-            insecure_registries: embedded.insecure_registries.clone(),
-        })
-        .map_err(StartError::Runtime)?;
+        let runtime = runtimes::open(&config)?;
         Ok(Self { config: Arc::new(config), listener, runtime })
     }
 
@@ -98,21 +75,16 @@ impl Prepared {
         let store = SqlStore::open(&config.store)
             .await
             .map_err(|source| StartError::Store { place: SqlStore::place(&config.store), source })?;
-        let images = images(&runtime, &config.embedded.state_dir);
-        let runtime = Arc::new(runtime);
+        runtime.check().await?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let settings = Settings {
-            create_grace: config.embedded.create_grace,
-            max_sandboxes: config.embedded.max_sandboxes.unwrap_or(0),
-            ..Settings::default()
-        };
-        let engine = Engine::new(runtime.clone(), Arc::new(store.clone()), clock, settings);
+        let settings = runtime.settings(&config);
+        let engine = Engine::new(runtime.runtime.clone(), Arc::new(store.clone()), clock, settings);
         engine.recover().await?;
         let address =
             listener.local_addr().map_err(|source| StartError::Listen { address: "?".into(), source })?;
         let stop = CancellationToken::new();
         let keys = tenants::open(&config).await?;
-        let app = App::new(config.clone(), engine.clone(), images, keys);
+        let app = App::new(config.clone(), engine.clone(), runtime.images.clone(), keys);
         let limits = accept::Limits {
             keep_alive: config.server.keep_alive,
             drain: config.server.graceful_shutdown,
@@ -125,16 +97,6 @@ impl Prepared {
     }
 }
 
-fn images(runtime: &EmbeddedRuntime, state_dir: &std::path::Path) -> Images {
-    let uploads = state_dir.join("uploads");
-    // What a killed server left half uploaded is of no use.
-    let _ = std::fs::remove_dir_all(&uploads);
-    if let Err(error) = std::fs::create_dir_all(&uploads) {
-        warn!(%error, "there is no room for image uploads");
-    }
-    Images { store: runtime.images().clone(), uploads, in_use: Arc::new(runtime.image_users()) }
-}
-
 fn bracketed(host: &str) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() }
 }
@@ -145,7 +107,7 @@ pub struct Server {
     address: SocketAddr,
     engine: Arc<Engine>,
     store: SqlStore,
-    runtime: Arc<EmbeddedRuntime>,
+    runtime: Opened,
     serving: JoinHandle<()>,
     stop: CancellationToken,
 }
@@ -168,10 +130,8 @@ impl Server {
         self.engine.stop().await;
         self.store.shut().await;
         // Without boxes the host-side network is of no use; with boxes it must stay.
-        if self.engine.index().is_empty()
-            && let Err(error) = self.runtime.remove_network()
-        {
-            warn!(%error, "the host-side network could not be removed");
+        if self.engine.index().is_empty() {
+            self.runtime.leave();
         }
     }
 }

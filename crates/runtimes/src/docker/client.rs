@@ -90,7 +90,7 @@ impl EngineAddress {
     }
 
     /// The host name under which the engine's published ports are reached, when it is not this machine.
-    pub(super) fn remote_host(&self) -> Option<&str> {
+    pub fn remote_host(&self) -> Option<&str> {
         match self {
             Self::Unix(_) => None,
             Self::Tcp(address) | Self::Tls { address, .. } => {

@@ -88,6 +88,7 @@ impl App {
             listens_on: config.server.host.clone(),
             in_container: public_host::in_container(),
             host_ip: config.docker.host_ip.clone(),
+            engine_host: None,
             publishes_on: Some(config.docker.publish_host),
         };
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -104,7 +105,8 @@ impl App {
                 cut.forget(address);
             }
         });
-        let rules = CreateRules::of(&config, engine.runtime().name(), engine.runtime().capabilities());
+        let mut rules = CreateRules::of(&config, engine.runtime().name(), engine.runtime().capabilities());
+        rules.host_files_are_here = whereabouts.engine_host.is_none();
         Self {
             config,
             keys,

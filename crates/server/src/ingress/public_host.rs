@@ -16,6 +16,8 @@ pub struct Whereabouts {
     pub in_container: bool,
     /// `docker.host_ip`
     pub host_ip: Option<String>,
+    /// The machine whose ports are published, when that is not this one.
+    pub engine_host: Option<String>,
     /// `docker.publish_host`
     pub publishes_on: Option<Ipv4Addr>,
 }
@@ -25,7 +27,7 @@ impl Whereabouts {
     pub fn public(&self, outward: impl FnOnce() -> IpAddr) -> String {
         match self.eip.as_deref().map(bare_host).filter(|host| !host.is_empty()) {
             Some(eip) => bracketed(eip),
-            None => self.mapped().unwrap_or_else(|| match self.listening() {
+            None => self.mapped().map(|host| bracketed(&host)).unwrap_or_else(|| match self.listening() {
                 Listening::Everywhere => bracketed(&outward().to_string()),
                 Listening::Loopback | Listening::Somewhere => bracketed(self.listens_on.trim()),
             }),
@@ -44,8 +46,11 @@ impl Whereabouts {
         })
     }
 
-    /// In a container neither the wildcard nor loopback leads to the machine whose ports are meant.
+    /// Where ports are published when not here. In a container neither the wildcard nor loopback leads to the machine whose ports are meant.
     fn mapped(&self) -> Option<String> {
+        if let Some(engine) = &self.engine_host {
+            return Some(engine.clone());
+        }
         let host = self.host_ip.as_deref().map(str::trim).filter(|host| !host.is_empty())?;
         (self.in_container && self.listening() != Listening::Somewhere).then(|| host.to_owned())
     }
@@ -167,10 +172,27 @@ mod tests {
                 in_container: *in_container,
                 host_ip: host_ip.map(str::to_owned),
                 publishes_on: Some(Ipv4Addr::UNSPECIFIED),
+                engine_host: None,
             };
             assert_eq!(at.public(|| outward), *public, "{at:?}");
             assert_eq!(at.local(), *local, "{at:?}");
         }
+    }
+
+    #[test]
+    fn another_machines_ports_are_reached_there() {
+        let at = |eip: Option<&str>| Whereabouts {
+            eip: eip.map(str::to_owned),
+            listens_on: "10.0.0.5".to_owned(),
+            engine_host: Some("fd00::7".to_owned()),
+            ..Whereabouts::default()
+        };
+        let nowhere = || IpAddr::from([10, 9, 8, 7]);
+        assert_eq!(
+            (at(None).public(nowhere), at(None).local()),
+            ("[fd00::7]".to_owned(), "fd00::7".to_owned())
+        );
+        assert_eq!(at(Some("gw.example")).public(nowhere), "gw.example");
     }
 
     #[test]

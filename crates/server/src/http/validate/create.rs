@@ -125,7 +125,7 @@ impl ValidatedCreate {
     /// # Errors
     /// 400 and 500 `VOLUME::*`.
     pub async fn settle(mut self, rules: &Arc<CreateRules>) -> ApiResult<Self> {
-        if self.hosts.is_empty() {
+        if self.hosts.is_empty() || !rules.host_files_are_here {
             return Ok(self);
         }
         let rules = rules.clone();

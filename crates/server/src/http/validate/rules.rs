@@ -13,6 +13,8 @@ const MIB: u64 = 1 << 20;
 pub struct CreateRules {
     pub max_timeout: Option<Duration>,
     pub allowed_host_paths: Vec<PathBuf>,
+    /// Whether volumes of the host are files of this machine, so that they can be looked at and made.
+    pub host_files_are_here: bool,
     /// The server's own architecture: the only one that runs here unless the runtime knows others.
     pub arch: &'static str,
     pub runtime: RuntimeRules,
@@ -81,6 +83,7 @@ impl CreateRules {
         Self {
             max_timeout: config.server.max_sandbox_timeout,
             allowed_host_paths: config.storage.allowed_host_paths.clone(),
+            host_files_are_here: true,
             arch: if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
             runtime: RuntimeRules {
                 name,
