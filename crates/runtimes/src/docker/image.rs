@@ -330,7 +330,7 @@ mod tests {
         for good in ["busybox", "localhost:5000/a/b:1", &format!("sha256:{}", "a".repeat(64))] {
             assert!(check_reference(good).is_ok(), "{good}");
         }
-        for bad in ["", "Not A Reference", "../containers", "a/../../b", "busybox?x=1", "sha256:zz"] {
+        for bad in ["", "Not A Reference", "../containers", "a/../../b", "busybox?x=1"] {
             let refused = check_reference(bad).unwrap_err();
             assert_eq!((refused.kind, refused.phase.as_str()), (RuntimeErrorKind::Invalid, "image"), "{bad}");
         }

@@ -8,18 +8,27 @@ mod agent;
 mod client;
 mod container;
 mod errors;
+mod freeze;
 mod host_config;
 mod image;
 mod labels;
+#[cfg(test)]
+mod live_tests;
 mod network;
 mod object_stores;
 mod observe;
 mod ports;
 mod reach;
+mod reads;
+mod remove;
+mod runtime;
 mod side_facts;
 mod sidecar;
+mod snapshot;
 mod start;
+mod sweep;
 mod volumes;
+mod watch;
 mod windows;
 
 use std::{
@@ -137,6 +146,8 @@ struct Shared {
     object_stores: object_stores::ObjectStores,
     side_facts: side_facts::SideFacts,
     memory: observe::Memory,
+    locks: freeze::Locks,
+    watching: watch::Watching,
     /// Boxes that were seen and not seen to go; a full list finds what vanished from it.
     known: Mutex<BTreeSet<SandboxId>>,
     /// Ids that are being made right now; a full list leaves them to their maker.
@@ -153,6 +164,8 @@ struct Made {
     volumes: Vec<String>,
     /// Mount points of buckets on this host.
     object_stores: Vec<PathBuf>,
+    /// Whether there may be a container of this attempt.
+    container: bool,
     /// Whether there is a sidecar, and with it a runtime volume.
     sidecar: bool,
     egress_token: Option<String>,
@@ -199,6 +212,8 @@ impl DockerRuntime {
                 object_stores: object_stores::ObjectStores::default(),
                 side_facts: side_facts::SideFacts::new(&config.side_facts_dir),
                 memory: observe::Memory::default(),
+                locks: freeze::Locks::default(),
+                watching: watch::Watching::default(),
                 known: Mutex::default(),
                 making: Mutex::default(),
                 revision: AtomicU64::new(1),

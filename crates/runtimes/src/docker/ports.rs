@@ -75,6 +75,11 @@ impl Ports {
         self.taken().retain(|_, owner| *owner != id);
     }
 
+    #[cfg(test)]
+    pub(super) fn taken_by(&self, id: SandboxId) -> Vec<u16> {
+        self.taken().iter().filter(|(_, owner)| **owner == id).map(|(port, _)| *port).collect()
+    }
+
     /// Takes over what the engine knows. What belongs to boxes that are being made is kept.
     pub(super) fn reseed(
         &self,

@@ -129,7 +129,10 @@ impl Shared {
 
     /// Removes everything that a failed attempt made.
     async fn undo(&self, id: SandboxId, made: &Made) {
-        let mut outcomes = vec![self.remove_container(&container_name(id)).await];
+        let mut outcomes = Vec::new();
+        if made.container {
+            outcomes.push(self.remove_container(&container_name(id)).await);
+        }
         if made.sidecar {
             outcomes.push(self.remove_container(&sidecar::container_name(id)).await);
         }
@@ -193,6 +196,8 @@ impl Shared {
                     }
                     return Ok(*observed);
                 }
+                // It has ports of its own; those that were just taken are given back.
+                Attempt::WasThere(observed) => return Ok(*observed),
                 Attempt::Cleared(failure) => {
                     clearings += 1;
                     (clearings > CLEARINGS).then_some(failure)
@@ -230,7 +235,7 @@ impl Shared {
     async fn attempt(
         &self,
         parts: &Parts<'_>,
-        made: &Made,
+        made: &mut Made,
         taken: Option<&Taken<'_>>,
     ) -> Result<Attempt, RuntimeError> {
         let mount = self.agent.mount();
@@ -241,11 +246,16 @@ impl Shared {
             name: Some(container_name(parts.id)),
             platform: platform.map_or_else(String::new, |p| format!("{}/{}", p.os, p.arch)),
         };
+        made.container = true;
         let created =
             self.client.call(|d| async move { d.create_container(Some(options), body).await }).await;
         let container = match created {
             Ok(created) => created.id,
-            Err(failure) => return self.after_refused_create(parts, failure).await,
+            Err(failure) => {
+                // What has the name may be somebody else's.
+                made.container = failure.status() != Some(409);
+                return self.after_refused_create(parts, failure).await;
+            }
         };
         if parts.is_windows() {
             self.upload_windows_agent(&container).await?;
@@ -278,7 +288,7 @@ impl Shared {
         let image = &parts.spec().image;
         match &failure {
             Failure::Refused { status: 409, .. } => match self.already_there(parts.id).await? {
-                Some(there) => Ok(Attempt::Started(Box::new(there))),
+                Some(there) => Ok(Attempt::WasThere(Box::new(there))),
                 None => {
                     self.refuse_strangers(parts.id).await?;
                     Ok(Attempt::Cleared(failure))
@@ -390,7 +400,10 @@ impl Shared {
     }
 
     /// Where the agent of a box is reached from this process.
-    async fn agent_address(&self, observed: &Observation) -> Result<Option<SocketAddr>, RuntimeError> {
+    pub(super) async fn agent_address(
+        &self,
+        observed: &Observation,
+    ) -> Result<Option<SocketAddr>, RuntimeError> {
         match (observed.exposure, observed.address) {
             // A sidecar may let only published ports through.
             (Exposure::Published { agent, egress: Some(_), .. }, _)
@@ -446,6 +459,7 @@ impl Shared {
 /// How one attempt ended that did not fail for good.
 enum Attempt {
     Started(Box<Observation>),
+    WasThere(Box<Observation>),
     /// What was in the way is not any more.
     Cleared(Failure),
     PortsTaken(Failure),
