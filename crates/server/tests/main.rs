@@ -4,3 +4,4 @@
 
 mod edge;
 mod engine;
+mod tenants;

@@ -160,12 +160,14 @@ impl App {
 
     /// The sandbox, if there is one for this caller: another tenant's looks as if it did not exist.
     pub(super) fn find(&self, principal: &Principal, id: &str) -> ApiResult<Entry> {
-        let entry = self.engine.find(id).map_err(|error| match error {
+        match self.engine.find(id) {
+            Ok(entry) if principal.may_see(entry.tenant()) => Ok(entry),
             // Nobody knows what there is while the runtime is away; what is known is still acted on.
-            EngineError::NotFound(_) => self.readable().err().unwrap_or_else(ApiError::sandbox_not_found),
-            error => error.into(),
-        })?;
-        if principal.may_see(entry.tenant()) { Ok(entry) } else { Err(ApiError::sandbox_not_found()) }
+            Ok(_) | Err(EngineError::NotFound(_)) => {
+                Err(self.readable().err().unwrap_or_else(ApiError::sandbox_not_found))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

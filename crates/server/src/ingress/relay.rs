@@ -97,7 +97,8 @@ impl Shared {
         let target = self.lookup.target(route.id);
         let admitted = self.settings.access.admit(request.headers(), target.as_ref(), route.port).await;
         let (target, grounds) = admitted.map_err(|refusal| match refusal {
-            Refusal::NotFound if target.is_none() && !self.lookup.complete() => Refusal::Unknown,
+            // Whether it is another tenant's or does not exist makes no difference here either.
+            Refusal::NotFound if !self.lookup.complete() => Refusal::Unknown,
             refusal => refusal,
         })?;
         if !skips_renewal(request.headers()) {
