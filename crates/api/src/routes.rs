@@ -366,6 +366,13 @@ pub const ROUTES: &[Route] = &[
             .answers(204, Content::Nothing)
             .tag("Metrics")
     },
+    Route {
+        mount: Mount::Bare,
+        ..Route::new("GET", "/metrics", "metrics_page", "What is counted and measured, for Prometheus")
+            .answers(200, Content::Text)
+            .fails(&[403])
+            .tag("Metrics")
+    },
     Route::new("GET", "/health", "health_check", "Is the process up")
         .open()
         .answers(200, Content::Json("Health")),

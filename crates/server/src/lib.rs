@@ -9,6 +9,7 @@ pub mod engine;
 pub mod http;
 pub mod ingress;
 mod linger;
+pub mod renewal;
 pub mod runtimes;
 pub mod server;
 pub mod store;

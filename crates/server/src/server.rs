@@ -5,20 +5,27 @@
 use std::{
     net::{SocketAddr, TcpListener},
     sync::Arc,
+    time::Duration,
 };
 
 use sandglass_sandbox::{Clock, SystemClock, ports::Store};
-use tokio::task::JoinHandle;
+use tokio::{task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{
     accept,
-    config::Config,
+    config::{Config, ProcessEnvironment},
     engine::{Engine, RecoverError},
     http::{App, router},
+    renewal::{AddressError, Renewals},
     runtimes::{self, Opened},
     store::SqlStore,
+    telemetry::{
+        CountedStore, Telemetry,
+        metrics::Metrics,
+        otlp::{self, Exporter},
+    },
     tenants,
 };
 
@@ -35,6 +42,8 @@ pub enum StartError {
     Tenants(#[from] tenants::OpenError),
     #[error("cannot recover: {0}")]
     Recover(#[from] RecoverError),
+    #[error(transparent)]
+    RenewIntent(#[from] AddressError),
 }
 
 /// Everything that is opened before the asynchronous runtime exists.
@@ -78,13 +87,23 @@ impl Prepared {
         runtime.check().await?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let settings = runtime.settings(&config);
-        let engine = Engine::new(runtime.runtime.clone(), Arc::new(store.clone()), clock, settings);
+        let metrics = Arc::<Metrics>::default();
+        let counted = Arc::new(CountedStore::new(Arc::new(store.clone()), metrics.clone()));
+        let engine = Engine::new(runtime.runtime.clone(), counted, clock, settings);
+        let outcomes = metrics.clone();
+        engine.on_created(move |failed_phase| outcomes.count_create(failed_phase));
         engine.recover().await?;
         let address =
             listener.local_addr().map_err(|source| StartError::Listen { address: "?".into(), source })?;
         let stop = CancellationToken::new();
         let keys = tenants::open(&config).await?;
-        let app = App::new(config.clone(), engine.clone(), runtime.images.clone(), keys);
+        let exporter = exporter(&config, &engine, &metrics);
+        let telemetry = Telemetry { metrics: metrics.clone(), tracer: exporter.tracer().clone() };
+        let app = App::new(config.clone(), engine.clone(), runtime.images.clone(), keys).with_telemetry(telemetry);
+        let renewals = Renewals::start(&engine, &config.renew_intent, metrics)?;
+        if let Some(renewals) = &renewals {
+            app.renew_on_access(renewals.clone());
+        }
         let limits = accept::Limits {
             keep_alive: config.server.keep_alive,
             drain: config.server.graceful_shutdown,
@@ -93,8 +112,18 @@ impl Prepared {
         let serving = accept::spawn(listener, router::build(app), stop.clone(), limits)
             .map_err(|source| StartError::Listen { address: address.to_string(), source })?;
         info!(%address, sandboxes = engine.index().len(), "listening");
-        Ok(Server { address, engine, store, runtime, serving, stop })
+        let drain = config.server.graceful_shutdown;
+        Ok(Server { address, engine, store, runtime, serving, stop, renewals, exporter, drain })
     }
+}
+
+fn exporter(config: &Config, engine: &Arc<Engine>, metrics: &Arc<Metrics>) -> Exporter {
+    let (settings, complaints) = otlp::Settings::read(&config.otel, &ProcessEnvironment);
+    for complaint in complaints {
+        warn!("{complaint}");
+    }
+    let (engine, source) = (Arc::downgrade(engine), metrics.clone());
+    Exporter::start(settings, metrics, Box::new(move || source.families(engine.upgrade().as_deref())))
 }
 
 fn bracketed(host: &str) -> String {
@@ -110,7 +139,13 @@ pub struct Server {
     runtime: Opened,
     serving: JoinHandle<()>,
     stop: CancellationToken,
+    renewals: Option<Renewals>,
+    exporter: Exporter,
+    drain: Duration,
 }
+
+/// What the last export gets even when the requests have used up all the time there is.
+const LAST_EXPORT: Duration = Duration::from_secs(1);
 
 impl Server {
     /// Where it listens.
@@ -125,8 +160,13 @@ impl Server {
 
     /// Stops accepting, lets requests finish for the configured time, and ends. Sandboxes stay as they are.
     pub async fn stop(self) {
+        let begun = Instant::now();
         self.stop.cancel();
         let _ = self.serving.await;
+        if let Some(renewals) = &self.renewals {
+            renewals.stop().await;
+        }
+        self.exporter.stop(self.drain.saturating_sub(begun.elapsed()).max(LAST_EXPORT)).await;
         self.engine.stop().await;
         self.store.shut().await;
         // Without boxes the host-side network is of no use; with boxes it must stay.

@@ -5,3 +5,5 @@
 mod edge;
 mod engine;
 mod tenants;
+mod renewal;
+mod telemetry;

@@ -1,4 +1,4 @@
-//! `[otel]`: metrics export.
+//! `[otel]`: export of metrics and traces.
 
 use super::kinds::{Flag, Maybe, Span, Text};
 use super::reader::Section;
@@ -12,6 +12,8 @@ pub struct OtelConfig {
     pub endpoint: Option<Endpoint>,
     pub service_name: String,
     pub export_interval: Duration,
+    /// Ours: the reference exports metrics only.
+    pub traces: bool,
 }
 
 impl Default for OtelConfig {
@@ -21,6 +23,7 @@ impl Default for OtelConfig {
             endpoint: None,
             service_name: "opensandbox-server".to_owned(),
             export_interval: Duration::from_millis(60_000),
+            traces: false,
         }
     }
 }
@@ -39,7 +42,13 @@ impl OtelConfig {
             "export_interval_millis",
             Span::milliseconds(1000),
             &mut self.export_interval,
-            "Time between two exports.",
+            "Time between two exports of metrics.",
+        );
+        section.key(
+            "traces",
+            Flag,
+            &mut self.traces,
+            "Whether traces are exported too: beside the metrics when `endpoint` ends in `/v1/metrics`, else as the standard variables say.",
         );
     }
 }

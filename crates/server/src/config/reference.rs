@@ -36,6 +36,12 @@ const VARIABLES: &str = "
 |---|---|
 | `SANDBOX_CONFIG_PATH` | the configuration file |
 | `OPENSANDBOX_INSECURE_SERVER` | exactly `YES` permits starting without an API key |
+| `OTEL_EXPORTER_OTLP_ENDPOINT`, `…_METRICS_ENDPOINT`, `…_TRACES_ENDPOINT` | where telemetry goes when `otel.endpoint` is unset |
+| `OTEL_EXPORTER_OTLP_HEADERS`, `…_TIMEOUT` (milliseconds), `…_COMPRESSION`, `…_CERTIFICATE`, each also per signal | how it is sent |
+| `OTEL_METRICS_EXPORTER`, `OTEL_TRACES_EXPORTER` (`otlp` or `none`), `OTEL_SDK_DISABLED` | what is sent |
+| `OTEL_RESOURCE_ATTRIBUTES` | further attributes of the resource |
+| `OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG` | which requests are traced; by default all whose caller does not say otherwise |
+| `OTEL_BSP_SCHEDULE_DELAY`, `OTEL_BSP_MAX_QUEUE_SIZE`, `OTEL_BSP_MAX_EXPORT_BATCH_SIZE` | how traces are collected |
 ";
 
 /// The whole page.

@@ -36,6 +36,8 @@ pub struct ServerConfig {
     pub http_parser: HttpParser,
     /// Restores the reference's unauthenticated proxy routes.
     pub open_proxy: bool,
+    /// Ours: `/metrics` without a key, for scrapers that cannot send one.
+    pub open_metrics: bool,
 }
 
 impl Default for ServerConfig {
@@ -54,6 +56,7 @@ impl Default for ServerConfig {
             event_loop: EventLoop::Auto,
             http_parser: HttpParser::Auto,
             open_proxy: false,
+            open_metrics: false,
         }
     }
 }
@@ -138,6 +141,12 @@ impl ServerConfig {
             Flag,
             &mut self.open_proxy,
             "Whether proxy routes work without any key, as in the OpenSandbox server.",
+        );
+        section.key(
+            "open_metrics",
+            Flag,
+            &mut self.open_metrics,
+            "Whether `/metrics` works without the key. Names, counts and versions are on that page, but no ids and no secrets.",
         );
     }
 }

@@ -363,7 +363,7 @@ impl Engine {
         self.find(id)
     }
 
-    async fn change_facts(
+    pub(super) async fn change_facts(
         self: &Arc<Self>,
         id: SandboxId,
         request: Request,

@@ -18,9 +18,10 @@ use sandglass_sandbox::{
     },
 };
 use tokio::sync::Notify;
-use tracing::{info, warn};
+use tracing::{Instrument as _, info, warn};
 
 use super::{Engine, commit::accepted, index::Entry};
+use crate::telemetry::traces;
 
 /// Progress lines of one phase are at least this far apart.
 const PROGRESS_PAUSE: Duration = Duration::from_secs(1);
@@ -39,7 +40,9 @@ impl Engine {
             let poke = Arc::new(Notify::new());
             drivers.insert(id, poke.clone());
             let engine = self.clone();
-            self.tasks.spawn(async move { engine.drive(id, &poke).await });
+            // What the driver logs and traces belongs to the request that began the operation.
+            let drive = traces::inherit(async move { engine.drive(id, &poke).await });
+            self.tasks.spawn(drive.in_current_span());
         }
     }
 
@@ -114,6 +117,7 @@ impl Engine {
             (Step::Close(outcome), operation) => {
                 let events = match (outcome, operation) {
                     (Outcome::Done, Operation::Create(create)) => {
+                        self.created(None);
                         vec![accepted(create, intent.accepted_at), self.event("running", "the sandbox is up")]
                     }
                     (Outcome::Done, _) => Vec::new(),
@@ -165,12 +169,15 @@ impl Engine {
         let (tell, told) = tokio::sync::mpsc::channel(16);
         // What nobody has written down yet is dropped: progress must not hold up the work.
         let report = |progress: PrepareProgress| drop(tell.try_send(progress));
+        let mut span = phase("sandbox.prepare", id);
         let prepared = tokio::select! {
             done = self.runtime.prepare(&create.spec, &secrets, &report) => done,
             () = self.record_progress(id, told) => return Ok(()),
             // A delete makes the pull pointless; anything else that pokes starts it over, which is cheap.
             () = self.superseded(id, intent.generation, poke) => return Ok(()),
         };
+        end_phase(&mut span, prepared.as_ref().err());
+        drop(span);
         match prepared {
             Ok(()) => {
                 self.index.set_progress(id, intent.generation, Progress::Starting);
@@ -249,7 +256,10 @@ impl Engine {
         };
         let secrets = self.secrets().get(&id).cloned().unwrap_or_default();
         self.making().insert(id);
+        let mut span = phase("sandbox.start", id);
         let started = self.runtime.start(id, &plan, &secrets).await;
+        end_phase(&mut span, started.as_ref().err());
+        drop(span);
         self.making().remove(&id);
         match started {
             Ok(observed) => {
@@ -332,6 +342,7 @@ impl Engine {
         generation: u64,
         error: RuntimeError,
     ) -> Result<(), StoreError> {
+        self.created(Some(&error.phase));
         warn!(sandbox = %id, phase = error.phase, error = error.message, "create failed");
         self.secrets().remove(&id);
         let Some(intent) = self.index.get(id).and_then(|e| e.intent).filter(|i| i.generation == generation)
@@ -378,4 +389,18 @@ impl Engine {
 
 pub(super) fn record(event: sandglass_sandbox::ports::runtime::BoxEvent) -> EventRecord {
     EventRecord { at: event.at, kind: event.kind, message: event.message }
+}
+
+/// A phase of a create as a span of the request that began it.
+fn phase(name: &'static str, id: SandboxId) -> Option<traces::Span> {
+    let mut span = traces::child(name)?;
+    span.text("opensandbox.sandbox.id", id.to_string());
+    Some(span)
+}
+
+fn end_phase(span: &mut Option<traces::Span>, error: Option<&RuntimeError>) {
+    if let (Some(span), Some(error)) = (span, error) {
+        span.text("opensandbox.phase", error.phase.clone());
+        span.fail(error.message.clone());
+    }
 }

@@ -178,6 +178,11 @@ impl Index {
         counts
     }
 
+    /// How many operations are under way, for metrics.
+    pub fn open_intents(&self) -> usize {
+        self.read().values().filter(|entry| entry.intent.is_some()).count()
+    }
+
     /// Waits until `answer` finds one, looking again after every change. The caller bounds the time.
     pub async fn wait_for<T>(&self, id: SandboxId, mut answer: impl FnMut(Option<&Entry>) -> Option<T>) -> T {
         let mut changed = self.changed.subscribe();

@@ -8,6 +8,7 @@
 
 pub mod commit;
 mod driver;
+pub mod extend;
 pub mod index;
 pub mod loops;
 
@@ -94,7 +95,11 @@ pub struct Engine {
     tasks: TaskTracker,
     stopping: CancellationToken,
     removed_hook: std::sync::OnceLock<RemovedHook>,
+    created_hook: std::sync::OnceLock<CreatedHook>,
 }
+
+/// Told of every create that came to an end, with the phase in which it failed.
+type CreatedHook = Box<dyn Fn(Option<&str>) + Send + Sync>;
 
 /// Told of every box that is gone, before its address can be given to another.
 type RemovedHook = Box<dyn Fn(&sandglass_sandbox::ports::runtime::Observation) + Send + Sync>;
@@ -137,6 +142,7 @@ impl Engine {
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
             removed_hook: std::sync::OnceLock::new(),
+            created_hook: std::sync::OnceLock::new(),
         })
     }
 
@@ -182,6 +188,17 @@ impl Engine {
         hook: impl Fn(&sandglass_sandbox::ports::runtime::Observation) + Send + Sync + 'static,
     ) {
         let _ = self.removed_hook.set(Box::new(hook));
+    }
+
+    /// Registers who is told of creates that came to an end: `None` for success, else the phase that failed. The first call counts.
+    pub fn on_created(&self, hook: impl Fn(Option<&str>) + Send + Sync + 'static) {
+        let _ = self.created_hook.set(Box::new(hook));
+    }
+
+    fn created(&self, failed_phase: Option<&str>) {
+        if let Some(hook) = self.created_hook.get() {
+            hook(failed_phase);
+        }
     }
 
     /// Takes the box out of the index and tells whoever wants to know.

@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr},
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
@@ -30,7 +30,10 @@ use crate::{
     ingress::{
         AccessRules, IngressSettings, IngressState, Lookup, Mapped, Reach, Target,
         public_host::{self, Whereabouts},
+        skips_renewal,
     },
+    renewal::Renewals,
+    telemetry::Telemetry,
     tenants::{Keyring, Principal},
 };
 
@@ -52,6 +55,8 @@ pub struct App {
     /// For machines without a default route.
     named_address: IpAddr,
     inward: Inward,
+    pub telemetry: Telemetry,
+    renewals: Arc<OnceLock<Renewals>>,
 }
 
 impl std::fmt::Debug for App {
@@ -96,7 +101,9 @@ impl App {
             resolve_internal: config.proxy.resolve_internal,
             host: if docker { public_host::resolve(&whereabouts.local()) } else { loopback },
         };
-        let lookup = Arc::new(IndexLookup(Arc::downgrade(&engine), inward));
+        let renewals = Arc::<OnceLock<Renewals>>::default();
+        let lookup = IndexLookup { engine: Arc::downgrade(&engine), inward, renewals: renewals.clone() };
+        let lookup = Arc::new(lookup);
         let ingress = IngressState::new(lookup, Forwarder::new(Limits::default()), settings);
         let cut = ingress.clone();
         engine.on_removed(move |observed| {
@@ -117,6 +124,8 @@ impl App {
             whereabouts: Arc::new(whereabouts),
             named_address: if docker { public_host::named_address() } else { loopback },
             inward,
+            telemetry: Telemetry::default(),
+            renewals,
         }
     }
 
@@ -158,6 +167,26 @@ impl App {
         })
     }
 
+    /// Counts and traces there, instead of nowhere.
+    #[must_use]
+    pub fn with_telemetry(self, telemetry: Telemetry) -> Self {
+        Self { telemetry, ..self }
+    }
+
+    /// Use of a sandbox extends its life from now on. The first call counts.
+    pub fn renew_on_access(&self, renewals: Renewals) {
+        let _ = self.renewals.set(renewals);
+    }
+
+    /// A request that was admitted used this sandbox otherwise than through the proxy.
+    pub(super) fn used(&self, headers: &http::HeaderMap, id: &str) {
+        if let Some(renewals) = self.renewals.get()
+            && !skips_renewal(headers)
+        {
+            renewals.used(id);
+        }
+    }
+
     /// The sandbox, if there is one for this caller: another tenant's looks as if it did not exist.
     pub(super) fn find(&self, principal: &Principal, id: &str) -> ApiResult<Entry> {
         match self.engine.find(id) {
@@ -173,15 +202,25 @@ impl App {
 
 /// Answers the ingress from the index.
 /// Weak: the engine tells the ingress of removals, so a strong reference here would keep both alive for ever.
-struct IndexLookup(Weak<Engine>, Inward);
+struct IndexLookup {
+    engine: Weak<Engine>,
+    inward: Inward,
+    renewals: Arc<OnceLock<Renewals>>,
+}
 
 impl Lookup for IndexLookup {
     fn target(&self, id: &str) -> Option<Target> {
-        target(&self.0.upgrade()?.find(id).ok()?, self.1)
+        target(&self.engine.upgrade()?.find(id).ok()?, self.inward)
     }
 
     fn complete(&self) -> bool {
-        self.0.upgrade().is_some_and(|engine| engine.reachable().is_ok())
+        self.engine.upgrade().is_some_and(|engine| engine.reachable().is_ok())
+    }
+
+    fn used(&self, id: &str) {
+        if let Some(renewals) = self.renewals.get() {
+            renewals.used(id);
+        }
     }
 }
 

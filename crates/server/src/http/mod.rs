@@ -12,6 +12,7 @@ mod health;
 pub mod images;
 mod instant;
 mod metrics_events;
+mod metrics_page;
 pub mod middleware;
 mod network_policy;
 pub mod parse;

@@ -9,13 +9,14 @@ use axum::{
 };
 
 use super::{
-    App, diagnostics, docs, health, images, metrics_events, middleware, network_policy, sandboxes,
-    unsupported,
+    App, diagnostics, docs, health, images, metrics_events, metrics_page, middleware, network_policy,
+    sandboxes, unsupported,
 };
 use crate::ingress::proxy_handler;
 
 /// Routes that exist at the root and under `/v1`.
-fn both_mounts() -> Router<App> {
+fn both_mounts(app: &App) -> Router<App> {
+    let use_of_sandbox = from_fn_with_state(app.clone(), middleware::usage::count);
     Router::new()
         // Sandboxes. All need the key.
         .route("/sandboxes", post(sandboxes::create).get(sandboxes::list))
@@ -38,7 +39,8 @@ fn both_mounts() -> Router<App> {
             get(network_policy::read)
                 .put(network_policy::replace)
                 .patch(network_policy::patch)
-                .delete(network_policy::delete),
+                .delete(network_policy::delete)
+                .route_layer(use_of_sandbox),
         )
         .route("/pools", post(unsupported::create_pool).get(unsupported::no_pools))
         .route(
@@ -82,18 +84,22 @@ async fn proxy(State(app): State<App>, request: Request) -> Response {
 
 /// The whole service.
 pub fn build(app: App) -> Router {
-    let keys = app.keys.clone();
+    let door =
+        middleware::auth::Door { keys: app.keys.clone(), open_metrics: app.config.server.open_metrics };
+    let telemetry = app.telemetry.clone();
     let cap = middleware::concurrency::Cap::new(app.config.server.limit_concurrency);
     Router::new()
-        .merge(both_mounts())
-        .nest("/v1", both_mounts().merge(v1_only()))
+        .merge(both_mounts(&app))
+        .nest("/v1", both_mounts(&app).merge(v1_only()))
+        // The page is one for the whole process, so it is not under the API's version.
+        .route("/metrics", get(metrics_page::page))
         .merge(open())
         .fallback(middleware::routing::not_found)
         .method_not_allowed_fallback(middleware::routing::method_not_allowed)
         .with_state(app)
         .layer(from_fn(middleware::routing::normalize))
-        .layer(from_fn_with_state(keys, middleware::auth::require_key))
+        .layer(from_fn_with_state(door, middleware::auth::require_key))
         .layer(from_fn_with_state(cap, middleware::concurrency::limit))
         .layer(from_fn(middleware::cors::answer))
-        .layer(from_fn(middleware::request_id::attach))
+        .layer(from_fn_with_state(telemetry, middleware::request_id::attach))
 }

@@ -25,6 +25,7 @@ pub use endpoints::{
 pub use lookup::{Lookup, Mapped, Reach, Target};
 pub use policy::PolicyRequest;
 pub use refusal::Refusal;
+pub(crate) use relay::skips_renewal;
 pub use relay::{IngressSettings, IngressState, proxy_handler};
 pub use route::Mount;
 

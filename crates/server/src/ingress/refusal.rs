@@ -6,6 +6,8 @@ use http::{HeaderValue, StatusCode, header};
 use sandglass_api::error::{ErrorBody, FieldError, VALIDATION_ERROR, ValidationBody};
 use sandglass_proxy::{ConnectError, ForwardError};
 
+use crate::telemetry::metrics::Proxied;
+
 /// A refusal. [`Refusal::status`] and [`Refusal::code`] are what clients act on; the text is for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -105,6 +107,14 @@ impl Refusal {
             Self::BadResponse => "BACKEND_RESPONSE_FAILED",
             Self::Timeout => "BACKEND_TIMEOUT",
             Self::ShuttingDown => "GENERAL::UNAVAILABLE",
+        }
+    }
+
+    /// How metrics count it: whether the server said no, or could not get through.
+    pub(super) fn outcome(self) -> Proxied {
+        match self {
+            Self::Unreachable | Self::BadResponse | Self::Timeout => Proxied::Unreachable,
+            _ => Proxied::Refused,
         }
     }
 

@@ -18,6 +18,7 @@ use super::refusal::Refusal;
 use super::route::Route;
 use super::ways::{self, Need, Ways};
 use super::websocket::{Close, Handshake};
+use crate::telemetry::metrics::Proxied;
 
 /// What the configuration says about the ingress.
 #[derive(Clone, Debug)]
@@ -74,9 +75,20 @@ pub async fn proxy_handler(state: IngressState, request: Request) -> Response {
         request.extensions().get::<OriginalUri>().map_or_else(|| request.uri().clone(), |uri| uri.0.clone());
     let refusal = match state.shared.relay(&uri, request).await {
         Ok(response) if handshake.is_some() && response.status() != StatusCode::SWITCHING_PROTOCOLS => None,
-        Ok(response) => return response.map(Body::new),
+        Ok(response) => return marked(response.map(Body::new), Proxied::Answered),
         Err(refusal) => Some(refusal),
     };
+    let outcome = refusal.map_or(Proxied::Answered, Refusal::outcome);
+    marked(refused(handshake, refusal).await, outcome)
+}
+
+/// For whoever counts answers.
+fn marked(mut response: Response, outcome: Proxied) -> Response {
+    response.extensions_mut().insert(outcome);
+    response
+}
+
+async fn refused(handshake: Option<Handshake>, refusal: Option<Refusal>) -> Response {
     match (handshake, refusal) {
         // A path that is no route has no WebSocket behind it that could be closed.
         (_, Some(refusal @ (Refusal::NoRoute | Refusal::PortNotANumber | Refusal::Method))) => {
@@ -165,7 +177,8 @@ pub(super) fn address(reach: Reach) -> Result<IpAddr, Refusal> {
     }
 }
 
-fn skips_renewal(headers: &HeaderMap) -> bool {
+/// Whether a request asks not to count as use of its sandbox.
+pub(crate) fn skips_renewal(headers: &HeaderMap) -> bool {
     headers.get(ACCESS_RENEW).is_some_and(|value| value == "skip")
 }
 

@@ -1,4 +1,21 @@
-//! What the server says about itself.
+//! What the server says about itself: logs, metrics, traces.
 
+mod counted_store;
 pub mod logs;
+pub mod metrics;
+pub mod otlp;
 mod rotation;
+pub mod traces;
+
+use std::sync::Arc;
+
+pub use counted_store::CountedStore;
+use metrics::Metrics;
+use traces::Tracer;
+
+/// Where to count and trace. Clones share it; the default counts and traces nothing.
+#[derive(Debug, Clone, Default)]
+pub struct Telemetry {
+    pub metrics: Arc<Metrics>,
+    pub tracer: Tracer,
+}

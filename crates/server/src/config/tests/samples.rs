@@ -93,6 +93,7 @@ thread_pool_size = 10
 loop = "uvloop"
 http = "h11"
 open_proxy = true
+open_metrics = true
 [proxy]
 resolve_internal = false
 [log]
@@ -183,6 +184,7 @@ enabled = true
 endpoint = "http://u:hunter2@otel/v1/metrics"
 service_name = "s"
 export_interval_millis = 1000
+traces = true
 [kubernetes]
 kubeconfig_path = "/k"
 insecure_skip_tls_verify = true

@@ -1,6 +1,6 @@
 //! The smaller bodies.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use sandglass_api::lifecycle::{NetworkPolicy, NetworkRule};
 use sandglass_sandbox::Timestamp;
@@ -139,15 +139,27 @@ pub fn template(value: &Value) -> ApiResult<()> {
     findings.finish(Some(()))
 }
 
+/// How a create went, as its client saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CreateReport {
+    pub took: Duration,
+    pub success: bool,
+}
+
 /// The body of a client's metric event.
-pub fn metrics_event(value: &Value) -> ApiResult<()> {
+pub fn metrics_event(value: &Value) -> ApiResult<CreateReport> {
     let mut findings = Findings::new("body");
+    let mut report = None;
     if let Some(object) = findings.object(value) {
         findings.required(object, "eventType", |f, v| f.word(v, &["sandbox.create"]));
-        findings.required(object, "createDurationMs", |f, v| f.integer(v, 0, i64::MAX));
-        findings.required(object, "success", Findings::boolean);
+        let took = findings.required(object, "createDurationMs", |f, v| f.integer(v, 0, i64::MAX));
+        let success = findings.required(object, "success", Findings::boolean);
         findings.optional(object, "sandboxId", Findings::string);
         findings.optional(object, "image", Findings::string);
+        report = took.zip(success).map(|(took, success)| {
+            let took = Duration::from_millis(u64::try_from(took).unwrap_or(0));
+            CreateReport { took, success }
+        });
     }
-    findings.finish(Some(()))
+    findings.finish(report)
 }

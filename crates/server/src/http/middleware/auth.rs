@@ -65,10 +65,19 @@ pub(super) fn is_proxied(path: &str) -> bool {
         && segments.next().is_some_and(|port| !port.is_empty())
 }
 
+/// What opens the API.
+#[derive(Clone, Debug)]
+pub struct Door {
+    pub keys: Keyring,
+    /// `server.open_metrics`: `/metrics` needs no key.
+    pub open_metrics: bool,
+}
+
 /// Refuses requests without a key, and tells handlers whose key it is.
-pub async fn require_key(State(keys): State<Keyring>, mut request: Request, next: Next) -> Response {
+pub async fn require_key(State(door): State<Door>, mut request: Request, next: Next) -> Response {
+    let Door { keys, open_metrics } = door;
     let path = request.uri().path();
-    if !OPEN.contains(&path) && !is_proxied(path) {
+    if !OPEN.contains(&path) && !is_proxied(path) && !(open_metrics && path == "/metrics") {
         let given = request.headers().get(API_KEY).map(|value| value.as_bytes());
         match keys.admit(given).await {
             Ok(principal) => request.extensions_mut().insert(principal),

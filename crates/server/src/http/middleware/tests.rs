@@ -9,6 +9,11 @@ use serde_json::Value;
 use tower::ServiceExt;
 
 use super::*;
+use crate::telemetry::{
+    Telemetry,
+    metrics::prometheus,
+    traces::{Sampler, Tracer},
+};
 
 async fn explode() -> &'static str {
     panic!("on purpose")
@@ -16,6 +21,11 @@ async fn explode() -> &'static str {
 
 /// The layers in the order in which the real router has them, around stand-ins for its routes.
 fn stack(key: Option<&str>, cap: Option<usize>) -> Router {
+    counted(key, cap, Telemetry::default())
+}
+
+fn counted(key: Option<&str>, cap: Option<usize>, telemetry: Telemetry) -> Router {
+    let door = auth::Door { keys: crate::tenants::Keyring::single(key), open_metrics: false };
     Router::new()
         .route("/health", get(|| async { "up" }))
         .route("/sandboxes", post(|| async { "made" }).get(|| async { "list" }))
@@ -24,10 +34,10 @@ fn stack(key: Option<&str>, cap: Option<usize>) -> Router {
         .fallback(routing::not_found)
         .method_not_allowed_fallback(routing::method_not_allowed)
         .layer(from_fn(routing::normalize))
-        .layer(from_fn_with_state(crate::tenants::Keyring::single(key), auth::require_key))
+        .layer(from_fn_with_state(door, auth::require_key))
         .layer(from_fn_with_state(concurrency::Cap::new(cap), concurrency::limit))
         .layer(from_fn(cors::answer))
-        .layer(from_fn(request_id::attach))
+        .layer(from_fn_with_state(telemetry, request_id::attach))
 }
 
 struct Seen {
@@ -148,4 +158,55 @@ async fn over_the_cap_is_503_but_health_and_ports_still_answer() {
     for path in ["/health", "/sandboxes/x/proxy/80/"] {
         assert_eq!(send(stack(None, Some(0)), "GET", path, &[]).await.status, 200, "{path}");
     }
+}
+
+#[tokio::test]
+async fn every_request_is_measured_by_its_route_except_websockets() {
+    let telemetry = Telemetry::default();
+    let send = async |method: &str, path: &str, headers: &[(&str, &str)]| {
+        send(counted(Some("k"), None, telemetry.clone()), method, path, headers).await
+    };
+    let key = ("open-sandbox-api-key", "k");
+    send("GET", "/health", &[]).await;
+    send("GET", "/health", &[]).await;
+    send("GET", "/sandboxes", &[]).await;
+    send("DELETE", "/sandboxes", &[key]).await;
+    send("GET", "/sandboxes/x", &[key]).await;
+    send("GET", "/nothing/at/all", &[key]).await;
+    send("PROPFIND", "/sandboxes/x/proxy/80/", &[key]).await;
+    send("GET", "/sandboxes/x/proxy/80/", &[("upgrade", "WebSocket"), ("connection", "upgrade")]).await;
+    let page = prometheus::page(&telemetry.metrics.families(None));
+    let counts: Vec<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("server_http_request_duration_milliseconds_count"))
+        .collect();
+    let proxied = "/sandboxes/{sandbox_id}/proxy/{port}/{full_path:path}";
+    let mut expected = vec![
+        "{http_method=\"GET\",http_route=\"unknown\",http_status_code=\"404\"} 1".to_owned(),
+        "{http_method=\"GET\",http_route=\"/sandboxes\",http_status_code=\"401\"} 1".to_owned(),
+        "{http_method=\"DELETE\",http_route=\"/sandboxes\",http_status_code=\"405\"} 1".to_owned(),
+        "{http_method=\"GET\",http_route=\"/sandboxes/{sandbox_id}\",http_status_code=\"500\"} 1".to_owned(),
+        format!("{{http_method=\"OTHER\",http_route=\"{proxied}\",http_status_code=\"200\"}} 1"),
+        "{http_method=\"GET\",http_route=\"/health\",http_status_code=\"200\"} 2".to_owned(),
+    ];
+    let mut counts: Vec<String> = counts.into_iter().map(str::to_owned).collect();
+    counts.sort();
+    expected.sort();
+    assert_eq!(counts, expected);
+}
+
+#[tokio::test]
+async fn a_request_is_a_span_below_its_callers() {
+    let (queue, mut ended) = tokio::sync::mpsc::channel(8);
+    let metrics = std::sync::Arc::default();
+    let tracer =
+        Tracer::new(queue, Sampler { follow_parent: true, ratio: 1.0 }, std::sync::Arc::clone(&metrics));
+    let app = counted(None, None, Telemetry { metrics, tracer });
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    send(app, "GET", "/sandboxes/x", &[("traceparent", parent), ("x-request-id", "r1")]).await;
+    let span = ended.try_recv().unwrap();
+    assert_eq!(span.name, "GET /sandboxes/{sandbox_id}");
+    assert_eq!(span.parent.unwrap()[7], 0x31);
+    assert_eq!(span.failure.as_deref(), Some("500"));
+    assert!(format!("{:?}", span.attributes).contains("r1"));
 }
