@@ -28,6 +28,8 @@ pub(super) const EXPIRES_AT: &str = "opensandbox.io/expires-at";
 pub(super) const MANUAL: &str = "opensandbox.io/manual-cleanup";
 pub(super) const PLATFORM_OS: &str = "opensandbox.io/platform-os";
 pub(super) const PLATFORM_ARCH: &str = "opensandbox.io/platform-arch";
+/// On a sandbox and on a volume: whose it is.
+pub(super) const TENANT: &str = "opensandbox.io/tenant";
 pub(super) const SNAPSHOT: &str = "opensandbox.io/snapshot-id";
 pub(super) const RENEW_SECONDS: &str = "opensandbox.io/access-renew-extend-seconds";
 pub(super) const EXTENSION: &str = "opensandbox.io/extensions.";
@@ -101,6 +103,9 @@ pub(super) fn for_create(
         set(PLATFORM_OS, platform.os.clone());
         set(PLATFORM_ARCH, platform.arch.clone());
     }
+    if let Some(tenant) = &plan.spec.tenant {
+        set(TENANT, tenant.clone());
+    }
     if let Some(snapshot) = plan.spec.snapshot {
         set(SNAPSHOT, snapshot.to_string());
     }
@@ -156,6 +161,7 @@ pub(super) struct Parsed {
     pub ossfs_mounts: Vec<PathBuf>,
     pub platform: Option<Platform>,
     pub snapshot: Option<SnapshotId>,
+    pub tenant: Option<String>,
     /// By the names that requests use.
     pub extensions: BTreeMap<String, String>,
 }
@@ -193,6 +199,7 @@ pub(super) fn parse(labels: &HashMap<String, String>) -> Option<Parsed> {
         managed_volumes: list(get(MANAGED_VOLUMES)),
         ossfs_mounts: list(get(OSSFS_MOUNTS)),
         platform,
+        tenant: get(TENANT).map(str::to_owned),
         snapshot: get(SNAPSHOT).and_then(|text| text.parse().ok()),
         extensions,
     })

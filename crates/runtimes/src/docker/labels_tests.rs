@@ -11,6 +11,7 @@ fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
 fn plan() -> StartPlan {
     let mut spec = Spec::new("python:3.12", Entrypoint::Command(vec!["sleep".into(), "9".into()]));
     spec.env = vec![("A".into(), "b".into())];
+    spec.tenant = Some("team-a".into());
     spec.platform = Some(Platform { os: "linux".into(), arch: "amd64".into() });
     spec.extensions = BTreeMap::from([
         ("access.renew.extend.seconds".into(), "600".into()),
@@ -53,6 +54,7 @@ fn what_is_written_reads_back_and_is_what_the_reference_reads() {
     let expected = [
         (ID, id.to_string()),
         (EXPIRES_AT, "2030-01-01T00:00:00.250000+00:00".to_owned()),
+        (TENANT, "team-a".to_owned()),
         (PLATFORM_OS, "linux".to_owned()),
         (PLATFORM_ARCH, "amd64".to_owned()),
         (RENEW_SECONDS, "600".to_owned()),

@@ -435,6 +435,7 @@ fn foreign_spec(parsed: Parsed, container: &Container, joined: bool) -> Spec {
         platform: parsed.platform,
         extensions: parsed.extensions,
         snapshot: parsed.snapshot,
+        tenant: parsed.tenant,
         egress: (joined && parsed.egress_token.is_some()).then_some(policy),
         ..Spec::new(container.image.clone(), entrypoint)
     }

@@ -68,7 +68,7 @@ impl Shared {
         published: Published,
         token: &Token,
     ) -> Result<String, RuntimeError> {
-        self.create_volume(&runtime_volume(id), Some(id)).await?;
+        self.create_volume(&runtime_volume(id), Some(id), None).await?;
         self.remove_container(&container_name(id)).await?;
         let body = self.sidecar_body(id, egress, published, token)?;
         let plain = without_sysctls(&body);

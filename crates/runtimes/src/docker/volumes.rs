@@ -22,7 +22,7 @@ use sandglass_sandbox::{
 use super::{
     Made, Shared,
     errors::{Failure, failed, invalid},
-    labels::{BY_SERVER, MANAGED_VOLUMES},
+    labels::{BY_SERVER, MANAGED_VOLUMES, TENANT},
     object_stores::Bucket,
 };
 
@@ -45,6 +45,9 @@ impl Shared {
                 }
                 VolumeSource::Named { claim, sub_path, create_if_missing, .. } => {
                     let found = self.find_volume(claim).await?;
+                    if let Some(found) = &found {
+                        check_owner(claim, found, spec.tenant.as_deref())?;
+                    }
                     match found {
                         None if !create_if_missing => return Err(missing(claim)),
                         Some(Found::Readable(found)) if sub_path.is_some() => check_driver(claim, &found)?,
@@ -70,7 +73,9 @@ impl Shared {
         for volume in &spec.volumes {
             mounts.push(match &volume.source {
                 VolumeSource::Host { path } => bind(volume, &self.host_path(path)?),
-                VolumeSource::Named { .. } => self.mount_named(id, volume, made).await?,
+                VolumeSource::Named { .. } => {
+                    self.mount_named(id, volume, spec.tenant.as_deref(), made).await?
+                }
                 VolumeSource::ObjectStore { bucket, endpoint, version, options, sub_path } => {
                     let key = secrets.object_stores.get(&volume.name).ok_or_else(|| {
                         failed("ossfs", format!("the key of volume {} is not known any more", volume.name))
@@ -111,6 +116,7 @@ impl Shared {
         &self,
         id: SandboxId,
         volume: &Volume,
+        tenant: Option<&str>,
         made: &mut Made,
     ) -> Result<Mount, RuntimeError> {
         let VolumeSource::Named { claim, sub_path, create_if_missing, delete_with_sandbox } = &volume.source
@@ -118,15 +124,20 @@ impl Shared {
             return Err(failed("volume", "not a named volume"));
         };
         let found = match self.find_volume(claim).await? {
-            Some(found) => found,
+            Some(found) => {
+                check_owner(claim, &found, tenant)?;
+                found
+            }
             None if !create_if_missing => return Err(missing(claim)),
             None => {
                 let owner = delete_with_sandbox.then_some(id);
-                let created = self.create_volume(claim, owner).await?;
+                let created = Found::Readable(Box::new(self.create_volume(claim, owner, tenant).await?));
+                // Another one may have been quicker, and the engine answers with theirs.
+                check_owner(claim, &created, tenant)?;
                 if *delete_with_sandbox {
                     made.volumes.push(claim.clone());
                 }
-                Found::Readable(Box::new(created))
+                created
             }
         };
         let whole = Mount {
@@ -177,9 +188,11 @@ impl Shared {
         &self,
         name: &str,
         owner: Option<SandboxId>,
+        tenant: Option<&str>,
     ) -> Result<EngineVolume, RuntimeError> {
         let mut labels = HashMap::from([(MANAGED_VOLUMES.to_owned(), BY_SERVER.to_owned())]);
         labels.extend(owner.map(|id| (OWNER.to_owned(), id.to_string())));
+        labels.extend(tenant.map(|tenant| (TENANT.to_owned(), tenant.to_owned())));
         let request = VolumeCreateRequest {
             name: Some(name.to_owned()),
             labels: Some(labels),
@@ -235,6 +248,16 @@ enum Found {
 
 fn missing(claim: &str) -> RuntimeError {
     invalid("volume-missing", format!("there is no volume {claim}, and it is not to be created"))
+}
+
+/// A tenant mounts what carries its own label. Names are shared by everybody on the engine, and there are volumes that nobody is
+/// to mount, such as those between a sandbox and its sidecar.
+fn check_owner(claim: &str, found: &Found, tenant: Option<&str>) -> Result<(), RuntimeError> {
+    let Some(tenant) = tenant else { return Ok(()) };
+    match found {
+        Found::Readable(volume) if volume.labels.get(TENANT).is_some_and(|owner| owner == tenant) => Ok(()),
+        _ => Err(invalid("volume-missing", format!("there is no volume {claim} for this tenant"))),
+    }
 }
 
 fn other_driver(claim: &str) -> RuntimeError {
@@ -374,6 +397,23 @@ mod tests {
         assert!(made.is_dir() && made.ends_with("volume/a/b"));
         for bad in ["out", "../x", "/etc"] {
             assert!(below(&volume, Path::new(bad)).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_tenant_mounts_its_own_volumes_only() {
+        let marked = |owner: Option<&str>| {
+            let labels = owner.map(|owner| (TENANT.to_owned(), owner.to_owned())).into_iter().collect();
+            Found::Readable(Box::new(EngineVolume { labels, ..EngineVolume::default() }))
+        };
+        assert!(check_owner("v", &marked(Some("a")), Some("a")).is_ok());
+        for (owner, tenant) in [(None, "a"), (Some("b"), "a"), (Some(""), "a"), (Some("A"), "a")] {
+            let refused = check_owner("v", &marked(owner), Some(tenant)).unwrap_err();
+            assert_eq!((refused.kind, refused.phase.as_str()), (RuntimeErrorKind::Invalid, "volume-missing"));
+        }
+        assert!(check_owner("v", &Found::Foreign, Some("a")).is_err());
+        for found in [marked(None), marked(Some("a")), Found::Foreign] {
+            assert!(check_owner("v", &found, None).is_ok(), "without tenants everything is everybody's");
         }
     }
 
