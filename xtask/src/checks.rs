@@ -2,8 +2,9 @@
 
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
+use crate::postgres;
 use crate::process::{run, succeeds};
 use crate::python;
 use crate::workspace::{Workspace, cargo};
@@ -27,17 +28,24 @@ pub(crate) fn clippy(workspace: &Workspace, mode: Mode) -> Result<()> {
         .args(["--", "-D", "warnings"]))
 }
 
-/// Beside a private Docker engine where there is one; elsewhere the tests that need it say that they are skipped.
+/// Beside a private Docker engine and a private PostgreSQL where there are such; elsewhere the tests that need them say
+/// that they are skipped.
 pub(crate) fn unit_tests(workspace: &Workspace, mode: Mode) -> Result<()> {
+    let database = match postgres::programs() {
+        Some(programs) => Some(postgres::Private::start(&programs)?),
+        None if mode == Mode::Ci => bail!("the tests need PostgreSQL; cargo xtask setup installs it"),
+        None => None,
+    };
+    let address = database.as_ref().map(|database| (postgres::VARIABLE, database.address()));
     let tests = ["test", "--workspace", "--no-fail-fast"];
     if mode == Mode::Local && !succeeds(Command::new("dockerd").arg("--version")) {
-        return run(in_root(workspace).args(tests));
+        return run(in_root(workspace).args(tests).envs(address));
     }
     let folder = workspace.root.join("e2e");
     let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
     let mut command = Command::new(python);
     command.arg(folder.join("with_docker.py")).arg(cargo()).args(tests).args(locked(mode));
-    run(command.current_dir(&workspace.root))
+    run(command.envs(address).current_dir(&workspace.root))
 }
 
 fn locked(mode: Mode) -> &'static [&'static str] {

@@ -7,6 +7,7 @@ mod bench;
 mod checks;
 mod deps;
 mod e2e;
+mod postgres;
 mod process;
 mod python;
 mod setup;

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::postgres;
 use crate::process::{self, capture, succeeds};
 use crate::python;
 
@@ -58,6 +59,9 @@ fn missing() -> Vec<&'static str> {
         PROGRAMS.iter().filter(|(program, _)| !on_path(program)).map(|(_, package)| *package).collect();
     if python::with_venv().is_none() {
         missing.push("python3-venv");
+    }
+    if postgres::programs().is_none() {
+        missing.push("postgresql");
     }
     missing
 }
