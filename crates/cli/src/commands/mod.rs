@@ -17,6 +17,7 @@ mod renew;
 mod rm;
 mod run;
 mod serve;
+mod store;
 mod transfer;
 
 use anyhow::Result;
@@ -44,6 +45,7 @@ pub enum Command {
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
     Config(config::Config),
+    Store(store::Store),
     Completions(completions::Completions),
 }
 
@@ -71,6 +73,7 @@ impl Command {
             Self::Demo(command) => command.run(output).map(Step::Done),
             Self::Doctor(command) => command.run(output).map(Step::Done),
             Self::Config(command) => command.run(output).map(Step::Done),
+            Self::Store(command) => command.run(output).map(Step::Done),
             other => Ok(Step::NeedsServer(Box::new(other))),
         }
     }
@@ -91,7 +94,12 @@ impl Command {
             Self::Endpoint(command) => command.run(context).await,
             Self::Events(command) => command.run(context).await,
             Self::Image(command) => command.run(context).await,
-            Self::Completions(_) | Self::Serve(_) | Self::Demo(_) | Self::Doctor(_) | Self::Config(_) => {
+            Self::Completions(_)
+            | Self::Serve(_)
+            | Self::Demo(_)
+            | Self::Doctor(_)
+            | Self::Config(_)
+            | Self::Store(_) => {
                 unreachable!("commands without a server were run before")
             }
         }
