@@ -1,4 +1,4 @@
-//! The black-box suites: the published clients, and the loop that kills the server.
+//! The black-box suites: the published clients, the conformance cases, and the loops that kill the server.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,28 +13,77 @@ use crate::workspace::{Workspace, cargo};
 
 /// Rounds and the time they may take; the loop stops by itself at whichever comes first and fails when it did too few.
 const RESTART_DEFAULTS: &[&str] = &["--rounds", "200", "--seconds", "240"];
+const DOCKER_RESTART_DEFAULTS: &[&str] = &["--runtime", "docker", "--rounds", "60", "--seconds", "240"];
+
+/// What runs in an environment of its own: the variable that names its interpreter, and its requirements.
+const OTHERS: &[(&str, &str)] = &[
+    ("SANDGLASS_E2E_OLD_PYTHON", "old"),
+    (REFERENCE, "reference"),
+    ("SANDGLASS_E2E_ADAPTERS_PYTHON", "adapters"),
+    ("SANDGLASS_E2E_CONSOLE_PYTHON", "console"),
+];
+const REFERENCE: &str = "SANDGLASS_E2E_REFERENCE_PYTHON";
 
 pub(crate) fn clients(workspace: &Workspace, filter: &[String]) -> Result<()> {
     let folder = workspace.root.join("e2e");
     let binary = binary(workspace)?;
     let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
-    let old = python::environment(&folder.join(".venv-old"), &folder.join("requirements-old.txt"))?;
     node_modules(&folder.join("js"))?;
     let mut command = Command::new(python);
+    for (variable, name) in OTHERS {
+        command.env(variable, other(&folder, name)?);
+    }
     command.args(["-m", "pytest", "-c", "pytest.ini"]).current_dir(&folder);
     if !filter.is_empty() {
         command.args([OsStr::new("-k"), OsStr::new(&filter.join(" "))]);
     }
-    run(environment(&mut command, &binary).env("SANDGLASS_E2E_OLD_PYTHON", old))
+    run(environment(&mut command, &binary))
+}
+
+/// The conformance cases: ours on every runtime, then the reference, which has to do what is on record.
+pub(crate) fn conformance(workspace: &Workspace, arguments: &[String]) -> Result<()> {
+    let folder = workspace.root.join("e2e");
+    let binary = binary(workspace)?;
+    let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
+    let reference = other(&folder, "reference")?;
+    let results = workspace.target.join("conformance-reference.json");
+    for subject in [["sandglass", "embedded"], ["sandglass", "docker"], ["reference", "docker"]] {
+        let mut command = Command::new(&python);
+        command.arg("conformance/run.py").args(subject).args(arguments).current_dir(&folder);
+        if subject[0] == "reference" {
+            command.arg("--out").arg(&results);
+        }
+        run(environment(&mut command, &binary).env(REFERENCE, &reference))?;
+    }
+    if !arguments.is_empty() {
+        return Ok(());
+    }
+    run(Command::new(&python).args(["conformance/report.py", "check"]).arg(&results).current_dir(&folder))
 }
 
 pub(crate) fn restart(workspace: &Workspace, arguments: &[String]) -> Result<()> {
+    restart_with(workspace, RESTART_DEFAULTS, arguments)
+}
+
+pub(crate) fn restart_docker(workspace: &Workspace) -> Result<()> {
+    restart_with(workspace, DOCKER_RESTART_DEFAULTS, &[])
+}
+
+fn restart_with(workspace: &Workspace, defaults: &[&str], arguments: &[String]) -> Result<()> {
     let folder = workspace.root.join("e2e");
     let binary = binary(workspace)?;
     let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
     let mut command = Command::new(python);
-    command.arg("restart.py").args(RESTART_DEFAULTS).args(arguments).current_dir(&folder);
+    command.arg("restart.py").args(defaults).args(arguments).current_dir(&folder);
     run(environment(&mut command, &binary))
+}
+
+/// The interpreter of the environment that `requirements-NAME.txt` describes.
+fn other(folder: &Path, name: &str) -> Result<PathBuf> {
+    python::environment(
+        &folder.join(format!(".venv-{name}")),
+        &folder.join(format!("requirements-{name}.txt")),
+    )
 }
 
 /// The development build, or what `SANDGLASS_BIN` names.

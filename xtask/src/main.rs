@@ -22,11 +22,13 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   setup                            install what the tests need (Debian, root)
-  test                             setup, fmt, clippy, deps, cargo test, e2e, restart
+  test                             setup, fmt, clippy, deps, cargo test, e2e, conformance, restart
   ci                               the same, with the lock file as it is
   deps                             the dependency rules, from cargo metadata
   e2e [FILTER]                     the published clients against the built binary
-  restart [--rounds N] [--seed S]  kill the server at random moments, check what is left
+  conformance [PYTEST OPTIONS]     the conformance cases against ours and the reference
+  restart [--rounds N] [--seed S] [--runtime docker]
+                                   kill the server at random moments, check what is left
   bench [--quick]                  measure beside the reference server and Docker";
 
 /// Errors are printed as one chain of causes: a backtrace of this program explains nothing.
@@ -51,6 +53,7 @@ fn dispatch() -> Result<()> {
         "ci" => test(&workspace, checks::Mode::Ci),
         "deps" => deps::run(&workspace),
         "e2e" => e2e::clients(&workspace, &rest),
+        "conformance" => e2e::conformance(&workspace, &rest),
         "restart" => e2e::restart(&workspace, &rest),
         "bench" => bench::run_benchmark(&workspace, &rest),
         "help" | "--help" | "-h" => {
@@ -70,7 +73,9 @@ fn test(workspace: &Workspace, mode: checks::Mode) -> Result<()> {
     report.step("clippy", || checks::clippy(workspace, mode))?;
     report.step("cargo test", || checks::unit_tests(workspace, mode))?;
     report.step("e2e", || e2e::clients(workspace, &[]))?;
+    report.step("conformance", || e2e::conformance(workspace, &[]))?;
     report.step("restart loop", || e2e::restart(workspace, &[]))?;
+    report.step("restart, Docker", || e2e::restart_docker(workspace))?;
     report.finish();
     Ok(())
 }
