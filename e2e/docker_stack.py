@@ -3,11 +3,13 @@
 Both have a home of their own (the side files of sandboxes live there) which may be shared to hand sandboxes over.
 """
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import tempfile
 from pathlib import Path
@@ -55,6 +57,11 @@ class DockerStack(Stack):
 
     def environment(self):
         return {"DOCKER_HOST": self.engine.host, "HOME": str(self.user_home or self.home), **self.extra}
+
+    def rows(self):
+        """(table, sandbox) of what the store owes to somebody."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.home / 'store.db'}?mode=ro", uri=True)) as store:
+            return [("intents", owner) for (owner,) in store.execute("select sandbox_id from intents")]
 
     def close(self):
         """Ends the server; what it left is looked for on the engine."""

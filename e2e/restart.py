@@ -4,7 +4,10 @@
 After every round the server is started again on the same state directory, and what it then says and what is on the host is
 compared with what its clients were told. Nothing may be lost, doubled, left over, or stuck on its way between two states.
 
-    restart.py [--rounds 200] [--seconds 240] [--seed N] [--workers 4]
+    restart.py [--rounds 200] [--seconds 240] [--seed N] [--workers 4] [--runtime embedded|docker]
+
+With `docker` on a private engine, and with snapshots among the operations: afterwards no container, volume, published port,
+image or row may be without an owner.
 
 Stops at the first violated promise and says which. The same seed makes the same choices, though not the same timing.
 Needs SANDGLASS_BIN and root; only the standard library.
@@ -22,6 +25,8 @@ import uuid
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 
+from docker_engine import BUSYBOX, ID, Engine
+from docker_stack import DockerStack
 from stack import Stack
 
 SETTLE_SECONDS = 10
@@ -71,8 +76,11 @@ class Loop:
     def __init__(self, options):
         self.options = options
         self.random = random.Random(options.seed)
-        self.stack = Stack()
+        self.docker = options.runtime == "docker"
+        self.engine = Engine().start().images(BUSYBOX) if self.docker else None
+        self.stack = DockerStack(self.engine) if self.docker else Stack()
         self.boxes = {}
+        self.snapshots = {}
         self.lost_creates = {}
         self.lock = threading.Lock()
         self.halt = threading.Event()
@@ -89,7 +97,7 @@ class Loop:
         ]
         for worker in workers:
             worker.start()
-        time.sleep(self.random.uniform(0.03, 0.45))
+        time.sleep(self.random.uniform(0.03, 1.5 if self.docker else 0.45))
         if self.random.random() < 0.15:
             self.kill_a_shim()
         if self.random.random() < 0.1:
@@ -113,6 +121,7 @@ class Loop:
         try:
             self.find_lost_creates(client)
             self.settle(client)
+            self.settle_snapshots(client)
             self.finish_deletions(client)
             self.use_one(client)
         finally:
@@ -142,8 +151,9 @@ class Loop:
             if box is None or (creates < MANY and chance < (0.6 if creates < FEW else 0.25)):
                 box, name = None, "create"
             else:
-                weights = [4 if creates > FEW else 1, 3, 3, 0.4]
-                name = choices.choices(["delete", "toggle", "renew", "expire"], weights)[0]
+                weights = [4 if creates > FEW else 1, 3, 3, 0.4, *([2, 2] if self.docker else [])]
+                names = ["delete", "toggle", "renew", "expire", *(["save", "forget"] if self.docker else [])]
+                name = choices.choices(names, weights)[0]
                 box.busy = True
         try:
             return getattr(self, name)(client, box, choices)
@@ -162,7 +172,7 @@ class Loop:
 
     def create(self, client, _, choices):
         operation = uuid.uuid4().hex
-        answer = self.attempt(client, *creation(operation))
+        answer = self.attempt(client, *self.creation(operation))
         with self.lock:
             if answer is None:
                 self.lost_creates[operation] = True
@@ -171,6 +181,19 @@ class Loop:
             self.counts["create"] += 1
             self.remember(operation, *answer)
         return True
+
+    def creation(self, operation):
+        body = {
+            "image": {"uri": BUSYBOX if self.docker else "host"},
+            "entrypoint": ["sleep", "3600"],
+            "timeout": 3600,
+            "resourceLimits": {"cpu": "200m", "memory": "64Mi"},
+            "metadata": {"op": operation},
+        }
+        if self.docker:
+            claim = {"claimName": f"restart-{operation}", "deleteOnSandboxTermination": True}
+            body["volumes"] = [{"name": "data", "pvc": claim, "mountPath": "/data"}]
+        return "POST", "/v1/sandboxes", body, {"Idempotency-Key": operation}
 
     def remember(self, operation, status, answer):
         if status != 202:
@@ -230,7 +253,38 @@ class Loop:
             box.expires = {end}
         return True
 
+    def save(self, client, box, choices):
+        """A snapshot; what became of one whose answer was cut off is seen after the restart."""
+        answer = self.attempt(client, "POST", f"/v1/sandboxes/{box.id}/snapshots", {"name": box.id})
+        self.counts["snapshot" if answer else "snapshot, cut off"] += 1
+        if answer and answer[0] == 202:
+            self.snapshots[answer[1]["id"]] = "there"
+        elif answer and box.settled and box.states == {"Running"} and not box.shim_killed:
+            self.problems.append(f"snapshot answered {answer}: {box}")
+        return answer is not None
+
+    def forget(self, client, box, choices):
+        """Deletes some snapshot."""
+        with self.lock:
+            known = [snapshot for snapshot, state in self.snapshots.items() if state == "there"]
+            snapshot = choices.choice(known) if known else None
+            if snapshot is None:
+                return True
+            self.snapshots[snapshot] = "unknown"
+        answer = self.attempt(client, "DELETE", f"/v1/snapshots/{snapshot}")
+        self.counts["snapshot deleted" if answer else "snapshot deleted, cut off"] += 1
+        if answer and answer[0] == 204:
+            self.snapshots[snapshot] = "deleted"
+        elif answer and answer[0] == 409:
+            # Still being made, or in use.
+            self.snapshots[snapshot] = "there"
+        elif answer:
+            self.problems.append(f"deleting snapshot {snapshot} answered {answer}")
+        return answer is not None
+
     def kill_a_shim(self):
+        if self.docker:
+            return self.kill_a_container()
         with self.lock:
             free = [box for box in self.boxes.values() if not box.busy and not box.deletion and not box.expiring]
             if not free:
@@ -245,6 +299,17 @@ class Loop:
             os.kill(pid, signal.SIGKILL)
             self.counts["shim killed"] += 1
 
+    def kill_a_container(self):
+        with self.lock:
+            free = [box for box in self.boxes.values() if not box.busy and not box.deletion and not box.expiring]
+            if not free:
+                return
+            box = self.random.choice(free)
+            box.shim_killed = True
+            box.states = {"Failed", "Terminated", GONE}
+        status, _ = self.engine.api("POST", f"/containers/sandbox-{box.id}/kill")
+        self.counts["container killed" if status == 204 else "container not killed"] += 1
+
     # ------------------------------------------------------------ after the restart
 
     def find_lost_creates(self, client):
@@ -256,7 +321,7 @@ class Loop:
             if there and self.random.random() < 0.3:
                 self.boxes[there[0]["id"]] = Box(there[0]["id"], operation, parsed(there[0]["expiresAt"]), False)
             else:
-                box = self.remember(operation, *client.call(*creation(operation)))
+                box = self.remember(operation, *client.call(*self.creation(operation)))
                 if box and there and box.id != there[0]["id"]:
                     raise Violation(f"the repeated create made {box.id} beside {there[0]['id']}")
                 self.counts["create, repeated"] += 1
@@ -268,7 +333,7 @@ class Loop:
         while True:
             listed = {sandbox["id"]: sandbox for sandbox in client.sandboxes()}
             found = self.differences(listed)
-            found += self.stack.leftovers(listed) if not found else []
+            found += self.left(listed) if not found else []
             # What disappeared between the list and the look at the host is looked at again.
             if not found:
                 break
@@ -281,6 +346,43 @@ class Loop:
                 del self.boxes[box.id]
             else:
                 box.states, box.expires, box.settled = {sandbox["status"]["state"]}, {parsed(sandbox["expiresAt"])}, True
+
+    def left(self, listed):
+        if not self.docker:
+            return self.stack.leftovers(listed)
+        # Snapshots have a look of their own, when they have settled.
+        volumes = {f"restart-{box.operation}" for box in self.boxes.values() if box.id in listed}
+        found = self.engine.leftovers(listed, snapshots=self.engine.snapshots(), volumes=volumes)
+        found += [f"row of {owner} in {table}" for table, owner in self.stack.rows() if owner not in listed]
+        ports = Counter()
+        for container in self.engine.containers(ID):
+            ports.update(port["PublicPort"] for port in container["Ports"] if port.get("PublicPort"))
+        return found + [f"port {port} is published {times} times" for port, times in ports.items() if times > 1]
+
+    def settle_snapshots(self, client):
+        if not self.docker:
+            return
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            page = client.call("GET", "/v1/snapshots?pageSize=200")[1]
+            rows = {row["id"]: row["status"]["state"] for row in page["items"]}
+            images = self.engine.snapshots()
+            found = [f"snapshot {one} is still {state}" for one, state in rows.items() if state not in ("Ready", "Failed")]
+            found += [f"snapshot {one} is Ready without an image" for one, state in rows.items() if state == "Ready" and one not in images]
+            found += [f"image of snapshot {one}, which nobody knows" for one in images - rows.keys()]
+            found += [f"snapshot {one} is lost" for one, state in self.snapshots.items() if state == "there" and one not in rows]
+            found += [f"snapshot {one} was deleted and is listed" for one, state in self.snapshots.items() if state == "deleted" and one in rows]
+            if not found:
+                break
+            if time.monotonic() > deadline:
+                raise Violation("\n".join(found))
+            time.sleep(0.1)
+        self.snapshots = {one: "there" for one in rows}
+        for one in list(rows)[8:]:
+            status, answer = client.call("DELETE", f"/v1/snapshots/{one}")
+            if status != 204:
+                raise Violation(f"deleting snapshot {one} answered {status} {answer}")
+            del self.snapshots[one]
 
     def differences(self, listed):
         found = [f"nobody asked for {sandbox}" for identity, sandbox in listed.items() if identity not in self.boxes]
@@ -352,6 +454,9 @@ class Loop:
             self.stack.start(wait=False)
             time.sleep(1)
         left = self.stack.close()
+        if self.engine:
+            left = [*(left or []), *self.engine.wait_clean()]
+            self.engine.close()
         if not failure and left:
             failure = "left over at the end:\n" + "\n".join(left)
         enough = rounds >= self.options.rounds / 2
@@ -372,23 +477,13 @@ class Loop:
         print(f"  {rounds} rounds in {seconds:.0f} s, seed {self.options.seed}")
 
 
-def creation(operation):
-    body = {
-        "image": {"uri": "host"},
-        "entrypoint": ["sleep", "infinity"],
-        "timeout": 3600,
-        "resourceLimits": {"cpu": "200m", "memory": "64Mi"},
-        "metadata": {"op": operation},
-    }
-    return "POST", "/v1/sandboxes", body, {"Idempotency-Key": operation}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=240, help="stop after this time; half the rounds must be done")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--runtime", choices=["embedded", "docker"], default="embedded")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 31)
