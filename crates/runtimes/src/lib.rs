@@ -1,3 +1,4 @@
 //! The backends behind the `Runtime` port, one module each.
 
+pub mod docker;
 pub mod embedded;

@@ -119,7 +119,7 @@ impl Shared {
     }
 
     /// Reads which ports existing boxes hold, running or not: stopped ones are named only by their labels.
-    async fn read_ports(&self) -> Result<(), RuntimeError> {
+    pub(super) async fn read_ports(&self) -> Result<(), RuntimeError> {
         use bollard::query_parameters::ListContainersOptions;
         let filters = HashMap::from([("label".to_owned(), vec![labels::ID.to_owned()])]);
         let options = ListContainersOptions { all: true, filters: Some(filters), ..Default::default() };
