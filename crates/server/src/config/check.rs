@@ -79,7 +79,7 @@ impl Rules<'_, '_> {
     }
 
     fn runtime(&mut self, config: &Config) {
-        let needs_image = config.runtime.kind != RuntimeKind::Embedded;
+        let needs_image = config.runtime.kind == RuntimeKind::Kubernetes;
         self.require(
             !needs_image || config.runtime.execd_image.is_some(),
             "runtime.execd_image",

@@ -34,7 +34,7 @@ impl RuntimeConfig {
             "execd_image",
             Maybe(Text::any()),
             &mut self.execd_image,
-            "Image that holds the agent. Required for docker and kubernetes; embedded brings its own agent.",
+            "Image that holds the agent. Required for kubernetes; elsewhere the server brings its own, and only Windows guests use this.",
         );
         section.key(
             "execd_run_as_init",

@@ -377,7 +377,7 @@ fn rules_between_keys() {
     };
     let proxy = "[egress]\nmode = \"dns+nft\"\n[egress.upstream_proxy]\nurl = \"http://p\"\n";
     for (text, key) in [
-        ("[runtime]\ntype = \"docker\"".to_owned(), "runtime.execd_image"),
+        ("[runtime]\ntype = \"kubernetes\"".to_owned(), "runtime.execd_image"),
         (format!("{docker}[kubernetes]"), "kubernetes"),
         (format!("{docker}[agent_sandbox]"), "agent_sandbox"),
         (format!("{docker}[tenants]\n[server]\nopen_proxy = true"), "server.open_proxy"),
