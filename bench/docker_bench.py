@@ -43,8 +43,6 @@ api_key = "{key}"
 level = "WARNING"
 [runtime]
 type = "docker"
-[embedded]
-state_dir = "{home}/state"
 [store]
 type = "sqlite"
 path = "{home}/sandglass.db"
