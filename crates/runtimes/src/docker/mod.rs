@@ -13,6 +13,10 @@ mod host_config;
 mod image;
 mod labels;
 #[cfg(test)]
+mod live_network_tests;
+#[cfg(test)]
+mod live_pull_tests;
+#[cfg(test)]
 mod live_tests;
 mod network;
 mod object_stores;
@@ -21,6 +25,7 @@ mod ports;
 mod reach;
 mod reads;
 mod remove;
+mod requirements;
 mod runtime;
 mod side_facts;
 mod sidecar;

@@ -65,6 +65,12 @@ impl ObjectStores {
         self.users().entry(at.to_owned()).or_default().insert(id);
     }
 
+    /// What a box was given that may have no container to tell it.
+    fn of(&self, id: SandboxId) -> Vec<PathBuf> {
+        let users = self.users();
+        users.iter().filter(|(_, of_this)| of_this.contains(&id)).map(|(at, _)| at.clone()).collect()
+    }
+
     /// Whether other boxes of this process use a mount, after `id` does not any more.
     fn is_used_after(&self, at: &Path, id: SandboxId) -> bool {
         let mut users = self.users();
@@ -214,9 +220,11 @@ impl Shared {
         }
     }
 
-    /// Unmounts what only this box used. What is in use, or cannot be told, stays mounted.
-    pub(super) async fn release_object_stores(&self, id: SandboxId, paths: &[PathBuf]) {
-        for at in paths {
+    /// Unmounts what only this box used: what its container named, and what it was given before it had one. What is in use, or cannot
+    /// be told, stays mounted.
+    pub(super) async fn release_object_stores(&self, id: SandboxId, named: &[PathBuf]) {
+        let paths: BTreeSet<PathBuf> = named.iter().cloned().chain(self.object_stores.of(id)).collect();
+        for at in &paths {
             // The paths come from a label, which anybody who may talk to the engine can write.
             let ours = at.strip_prefix(&self.config.ossfs_mount_root).is_ok_and(|rest| {
                 rest.components().next().is_some()

@@ -172,6 +172,11 @@ impl Shared {
         let argv = image::entrypoint(&plan.spec.entrypoint, &image)?;
         let mounts = self.mount_volumes(id, &plan.spec, secrets, made).await?;
         let mut parts = Parts { id, plan, image, argv, mounts, sidecar: None };
+        if parts.is_windows() {
+            // Left to the engine, nothing would tell whose it is.
+            made.volumes.push(windows::oem_volume(id));
+            self.create_volume(&windows::oem_volume(id), Some(id), plan.spec.tenant.as_deref()).await?;
+        }
         let mut taken = None;
         if let Some(egress) = &plan.spec.egress {
             let ports = self.publish(id, true, 0).await?;
@@ -270,6 +275,10 @@ impl Shared {
         match started {
             Ok(()) => {}
             Err(failure) if is_port_clash(&failure.to_string()) => return Ok(Attempt::PortsTaken(failure)),
+            // Engines find out late that a network does not exist.
+            Err(Failure::Refused { status: 404, message }) if message.contains("network") => {
+                return Err(network::absent_network(&self.config.network_mode));
+            }
             Err(failure) => return Err(of_start(&failure)),
         }
         let observed = self.observe(parts.id).await.map_err(|e| e.during("start"))?;
