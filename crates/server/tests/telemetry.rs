@@ -17,6 +17,7 @@ use sandglass_server::{
     telemetry::{
         CountedStore, Telemetry,
         metrics::{Metrics, RenewOutcome, RenewSource},
+        traces::{Ended, Sampler, Tracer},
     },
     tenants::Keyring,
 };
@@ -30,6 +31,7 @@ struct Stage {
     router: Router,
     runtime: Arc<FakeRuntime>,
     metrics: Arc<Metrics>,
+    spans: tokio::sync::mpsc::Receiver<Ended>,
     _dir: tempfile::TempDir,
 }
 
@@ -39,8 +41,10 @@ impl Stage {
         let runtime = Arc::<FakeRuntime>::default();
         let (store, clock) = (Arc::<MemoryStore>::default(), Arc::<ManualClock>::default());
         let engine = Engine::new(runtime.clone(), store, clock, Settings::default());
-        let telemetry = Telemetry::default();
-        let metrics = telemetry.metrics.clone();
+        let metrics = Arc::<Metrics>::default();
+        let (queue, spans) = tokio::sync::mpsc::channel(64);
+        let tracer = Tracer::new(queue, Sampler { follow_parent: true, ratio: 1.0 }, metrics.clone());
+        let telemetry = Telemetry { metrics: metrics.clone(), tracer };
         let outcomes = metrics.clone();
         engine.on_created(move |failed| outcomes.count_create(failed));
         engine.recover().await.unwrap();
@@ -57,7 +61,7 @@ impl Stage {
         let app = App::new(Arc::new(config), engine, images, Keyring::single(Some("k")));
         let app = app.with_telemetry(telemetry);
         app.renew_on_access(renewals);
-        Self { router: router::build(app), runtime, metrics, _dir: dir }
+        Self { router: router::build(app), runtime, metrics, spans, _dir: dir }
     }
 
     async fn send(
@@ -141,6 +145,26 @@ async fn creates_sandboxes_and_reports_are_counted() {
         let (_, value) = line.rsplit_once(' ').unwrap();
         assert!(value.parse::<f64>().is_ok(), "{line}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_phases_of_a_create_are_spans_below_its_request() {
+    let mut stage = Stage::new(false).await;
+    stage.create().await;
+    stage.runtime.inject("start", Fault::Refuse);
+    stage.create().await;
+    let spans: Vec<Ended> = std::iter::from_fn(|| stage.spans.try_recv().ok()).collect();
+    let names: Vec<&str> = spans.iter().map(|span| &*span.name).collect();
+    let one = ["sandbox.prepare", "sandbox.start", "POST /v1/sandboxes"];
+    assert_eq!(names, [one, one].concat());
+    for create in spans.chunks(3) {
+        let request = create[2].context;
+        assert!(create[..2].iter().all(|phase| phase.parent == Some(request.span_id)));
+        assert!(create.iter().all(|span| span.context.trace_id == request.trace_id));
+    }
+    assert_ne!(spans[0].context.trace_id, spans[3].context.trace_id);
+    let failed: Vec<bool> = spans.iter().map(|span| span.failure.is_some()).collect();
+    assert_eq!(failed, [false, false, false, false, true, true]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,10 +18,10 @@ use sandglass_sandbox::{
     },
 };
 use tokio::sync::Notify;
-use tracing::{Instrument as _, info, warn};
+use tracing::{info, warn};
 
 use super::{Engine, commit::accepted, index::Entry};
-use crate::telemetry::traces;
+use crate::telemetry::{belonging, traces};
 
 /// Progress lines of one phase are at least this far apart.
 const PROGRESS_PAUSE: Duration = Duration::from_secs(1);
@@ -41,8 +41,7 @@ impl Engine {
             drivers.insert(id, poke.clone());
             let engine = self.clone();
             // What the driver logs and traces belongs to the request that began the operation.
-            let drive = traces::inherit(async move { engine.drive(id, &poke).await });
-            self.tasks.spawn(drive.in_current_span());
+            self.tasks.spawn(belonging(async move { engine.drive(id, &poke).await }));
         }
     }
 

@@ -26,6 +26,7 @@ use super::{
     middleware::auth::Operator,
     parse::{QueryString, RawBody},
 };
+use crate::telemetry::belonging;
 
 /// Largest archive that an import accepts.
 const MAX_ARCHIVE_BYTES: u64 = 64 << 30;
@@ -126,12 +127,12 @@ pub async fn pull(_: Operator, images: Images, body: RawBody) -> ApiResult<Respo
         )
     })?;
     let (tell, lines) = mpsc::channel(64);
-    tokio::spawn(async move {
+    tokio::spawn(belonging(async move {
         let auth = wanted.auth.map(|a| Credentials { username: a.username, password: a.password });
         let report = progress_lines(tell.clone());
         let pulled = images.store.pull(&wanted.reference, auth, wanted.platform, &report).await;
         finish(&tell, pulled.as_ref()).await;
-    });
+    }));
     Ok(streamed(lines))
 }
 

@@ -24,6 +24,7 @@ use super::{
 use crate::{
     engine::commit::NewSandbox,
     ingress::{EndpointQuery, Mount, Vantage, answer_endpoint, check_endpoint},
+    telemetry::belonging,
     tenants::Principal,
 };
 
@@ -49,7 +50,7 @@ pub async fn create(
     let new = NewSandbox { spec: wanted.spec, facts: wanted.facts, secrets: wanted.secrets, key };
     // In a task of its own: a client that gives up must not take a half-answered create with it.
     let engine = app.engine.clone();
-    let entry = tokio::spawn(async move { engine.create(new, now).await })
+    let entry = tokio::spawn(belonging(async move { engine.create(new, now).await }))
         .await
         .map_err(|_| ApiError::internal())??;
     let mut answer = present::created(&entry, wanted.echoed_metadata);

@@ -412,6 +412,50 @@ mod tests {
         assert!(main.contains("failed to open the log file /x: permission denied"), "{main}");
     }
 
+    /// The real middleware around a handler that logs, also from a task of its own.
+    #[test]
+    fn everything_in_a_request_carries_its_id_and_one_access_record_ends_it() {
+        use axum::{Router, body::Body, middleware::from_fn_with_state, routing::any};
+        use tower::ServiceExt as _;
+        use tracing::Instrument as _;
+
+        use crate::{http::middleware::request_id::attach, telemetry::Telemetry};
+
+        async fn handler() {
+            tracing::info!(target: "sandglass::inside", "here");
+            let task = async { tracing::info!(target: "sandglass::inside", "there") };
+            tokio::spawn(task.in_current_span()).await.unwrap();
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let config = files(dir.path(), LogFormat::Json, LogLevel::Info);
+        let (main, access) = logged(&config, None, || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(async {
+                let app = Router::new()
+                    .route("/sandboxes/{id}/proxy/{port}/{*path}", any(handler))
+                    .layer(from_fn_with_state(Telemetry::default(), attach));
+                let request = http::Request::put("/sandboxes/s/proxy/80/hunter2?token=hunter2")
+                    .header("x-request-id", "r-1")
+                    .header("open-sandbox-api-key", "hunter2")
+                    .header("authorization", "hunter2")
+                    .body(Body::from("hunter2"));
+                app.oneshot(request.unwrap()).await.unwrap();
+            });
+        });
+        let records: Vec<Value> = main.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let said: Vec<_> =
+            records.iter().map(|r| (r["message"].as_str(), r["request_id"].as_str())).collect();
+        assert_eq!(said, [(Some("here"), Some("r-1")), (Some("there"), Some("r-1"))]);
+        let record: Value = serde_json::from_str(&access).unwrap();
+        assert_eq!((&record["request_id"], &record["level"]), (&"r-1".into(), &"INFO".into()));
+        let fields = &record["fields"];
+        assert_eq!((&fields["method"], &fields["status"]), (&"PUT".into(), &200.into()));
+        assert_eq!(fields["route"], "/sandboxes/{sandbox_id}/proxy/{port}/{full_path:path}");
+        assert_eq!(fields["path"], "/sandboxes/s/proxy/80");
+        assert!(fields["duration_ms"].is_u64());
+        assert!(!main.contains("hunter2") && !access.contains("hunter2"));
+    }
+
     #[test]
     fn a_bad_filter_or_path_is_an_error() {
         assert!(matches!(targets(LogLevel::Info, Some("sandglass=loud")), Err(LogError::Filter)));

@@ -7,7 +7,9 @@ pub mod otlp;
 mod rotation;
 pub mod traces;
 
-use std::sync::Arc;
+use std::{future::Future, sync::Arc};
+
+use tracing::Instrument as _;
 
 pub use counted_store::CountedStore;
 use metrics::Metrics;
@@ -18,4 +20,9 @@ use traces::Tracer;
 pub struct Telemetry {
     pub metrics: Arc<Metrics>,
     pub tracer: Tracer,
+}
+
+/// The future for a task that is about to be spawned: what it logs and traces belongs to the current request.
+pub fn belonging<F: Future>(future: F) -> impl Future<Output = F::Output> {
+    traces::inherit(future).in_current_span()
 }

@@ -77,7 +77,8 @@ pub struct Door {
 pub async fn require_key(State(door): State<Door>, mut request: Request, next: Next) -> Response {
     let Door { keys, open_metrics } = door;
     let path = request.uri().path();
-    if !OPEN.contains(&path) && !is_proxied(path) && !(open_metrics && path == "/metrics") {
+    let open = OPEN.contains(&path) || (open_metrics && path == "/metrics");
+    if !open && !is_proxied(path) {
         let given = request.headers().get(API_KEY).map(|value| value.as_bytes());
         match keys.admit(given).await {
             Ok(principal) => request.extensions_mut().insert(principal),

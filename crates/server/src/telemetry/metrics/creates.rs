@@ -75,15 +75,17 @@ impl Creates {
     /// What was reported so far.
     pub fn family(&self) -> Family {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let point = |((sdk, success), durations): (&(Sdk, bool), &Box<Histogram<BUCKETS>>)| {
-            let labels = vec![
+        let labels = |sdk: &Sdk, success: bool| {
+            vec![
                 ("sdk.language", Label::Text(sdk.language.clone())),
                 ("sdk.version", Label::Text(sdk.version.clone())),
-                ("success", (*success).into()),
-            ];
-            (labels, durations.read())
+                ("success", success.into()),
+            ]
         };
-        let points = seen.iter().map(point).collect();
+        let points = seen
+            .iter()
+            .map(|((sdk, success), durations)| (labels(sdk, *success), durations.read()))
+            .collect();
         let about = "Time that creating a sandbox took, as clients report it.";
         Family::durations("opensandbox.sandbox.create.duration", about, BOUNDS, points)
     }
