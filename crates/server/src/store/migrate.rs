@@ -286,13 +286,7 @@ fn busy(code: Option<&str>) -> bool {
 async fn postgres_in_use(config: &PostgresConfig) -> Result<bool, StoreError> {
     let options = postgres::options(config, postgres::MOVER)?;
     let mut connection = postgres::connect(&options, config.connect_timeout).await?;
-    let (servers,): (i64,) = sqlx::query_as(
-        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1",
-    )
-    .bind(postgres::SERVER)
-    .fetch_one(&mut connection)
-    .await
-    .map_err(failed)?;
+    let servers = postgres::others(&mut connection).await?;
     let _ = connection.close().await;
     Ok(servers > 0)
 }

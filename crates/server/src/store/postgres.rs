@@ -58,6 +58,11 @@ pub(super) async fn open(config: &PostgresConfig, application: &str) -> Result<P
     let options = options(config, application)?;
     // A first connection by hand: the pool would only say that it waited long enough.
     let mut connection = connect(&options, config.connect_timeout).await?;
+    if application == SERVER && others(&mut connection).await? > 0 {
+        tracing::warn!(
+            "another server uses this database: operations have no leases yet, so that two servers act on the same ones"
+        );
+    }
     tokio::time::timeout(PREPARE, prepare(&mut connection))
         .await
         .unwrap_or_else(|_| Err(StoreError::Unavailable("preparing the tables takes too long".into())))?;
@@ -68,6 +73,19 @@ pub(super) async fn open(config: &PostgresConfig, application: &str) -> Result<P
         .max_connections(config.max_pool_size)
         .acquire_timeout(config.pool_timeout)
         .connect_lazy_with(options))
+}
+
+/// How many sessions of servers there are beside this one.
+pub(super) async fn others(connection: &mut PgConnection) -> Result<i64, StoreError> {
+    let (servers,): (i64,) = sqlx::query_as(
+        "SELECT COUNT(*) FROM pg_stat_activity \
+         WHERE datname = current_database() AND application_name = $1 AND pid <> pg_backend_pid()",
+    )
+    .bind(SERVER)
+    .fetch_one(connection)
+    .await
+    .map_err(failed)?;
+    Ok(servers)
 }
 
 async fn prepare(connection: &mut PgConnection) -> Result<(), StoreError> {
