@@ -2,17 +2,26 @@
 //!
 //! The only place where a configuration section becomes a backend's own settings.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use sandglass_runtimes::embedded::{EmbeddedConfig, EmbeddedRuntime, Subnet};
+use sandglass_runtimes::{
+    docker::{self, DockerRuntime, EngineAddress},
+    embedded::{EmbeddedConfig, EmbeddedRuntime, Subnet},
+};
 use sandglass_sandbox::ports::{Runtime, runtime::RuntimeError};
 use tracing::warn;
 
 use crate::{
-    config::{Config, RuntimeKind, SubnetChoice},
+    config::{Config, RuntimeKind, SecureRuntimeKind, SubnetChoice},
     engine::Settings,
     http::images::Images,
 };
+
+/// Creates that an engine works on at the same time; it has a queue of its own, so more would only be noise there.
+const PARALLEL_DOCKER_STARTS: usize = 32;
 
 /// Why there is no runtime to serve with. Each says what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -33,12 +42,21 @@ pub struct Opened {
 
 enum Backend {
     Embedded(Arc<EmbeddedRuntime>),
+    Docker(Arc<DockerRuntime>),
 }
 
 impl std::fmt::Debug for Opened {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Opened").field("runtime", &self.runtime.name()).finish_non_exhaustive()
     }
+}
+
+/// The machine that the sandboxes run on, when it is not this one.
+#[must_use]
+pub fn engine_host(config: &Config) -> Option<String> {
+    let docker = config.runtime.kind == RuntimeKind::Docker;
+    let engine = docker.then(EngineAddress::from_environment)?.ok()?;
+    engine.remote_host().map(str::to_owned)
 }
 
 /// Opens the configured runtime. Blocking.
@@ -53,9 +71,34 @@ pub fn open(config: &Config) -> Result<Opened, OpenError> {
             let images = images(&runtime, &config.embedded.state_dir);
             Ok(Opened { runtime: runtime.clone(), images: Some(images), backend: Backend::Embedded(runtime) })
         }
-        RuntimeKind::Docker => Err(OpenError::Unsupported("docker")),
+        RuntimeKind::Docker => {
+            let engine = EngineAddress::from_environment().map_err(failed("docker"))?;
+            let home = std::env::var_os("HOME").map(PathBuf::from);
+            let settings = docker(config, engine, home.as_deref());
+            let runtime = Arc::new(DockerRuntime::open(settings).map_err(failed("docker"))?);
+            Ok(Opened { runtime: runtime.clone(), images: None, backend: Backend::Docker(runtime) })
+        }
         RuntimeKind::Kubernetes => Err(OpenError::Unsupported("kubernetes")),
     }
+}
+
+/// A few words about the configured Docker engine, for people who have not started a server on it yet.
+///
+/// # Errors
+/// Why no server would be of use on it.
+pub async fn about_engine(config: &Config) -> Result<String, String> {
+    // Nothing is to stay of a question.
+    let scratch = tempfile::tempdir().map_err(|error| format!("no temporary directory: {error}"))?;
+    let settings = |engine| docker::DockerConfig {
+        state_dir: scratch.path().to_path_buf(),
+        ..docker(config, engine, None)
+    };
+    let about = async {
+        let runtime = DockerRuntime::open(settings(EngineAddress::from_environment()?))?;
+        runtime.check().await?;
+        runtime.about().await
+    };
+    about.await.map_err(|error| error.message)
 }
 
 impl Opened {
@@ -68,6 +111,7 @@ impl Opened {
                 max_sandboxes: config.embedded.max_sandboxes.unwrap_or(0),
                 ..Settings::default()
             },
+            Backend::Docker(_) => Settings { parallel_starts: PARALLEL_DOCKER_STARTS, ..Settings::default() },
         }
     }
 
@@ -76,13 +120,21 @@ impl Opened {
     /// # Errors
     /// When the runtime lacks what the configuration asks of it.
     pub async fn check(&self) -> Result<(), OpenError> {
-        Ok(())
+        let Backend::Docker(runtime) = &self.backend else { return Ok(()) };
+        match runtime.check().await {
+            Err(error) if error.retryable() => {
+                warn!(%error, "the Docker engine cannot be reached; serving until it comes");
+                Ok(())
+            }
+            checked => checked.map_err(|error| OpenError::Failed { runtime: "docker", error }),
+        }
     }
 
     /// Tidies up what only running sandboxes need, when there are none.
     pub fn leave(&self) {
-        let Backend::Embedded(runtime) = &self.backend;
-        if let Err(error) = runtime.remove_network() {
+        if let Backend::Embedded(runtime) = &self.backend
+            && let Err(error) = runtime.remove_network()
+        {
             warn!(%error, "the host-side network could not be removed");
         }
     }
@@ -112,4 +164,136 @@ fn images(runtime: &EmbeddedRuntime, state_dir: &Path) -> Images {
         warn!(%error, "there is no room for image uploads");
     }
     Images { store: runtime.images().clone(), uploads, in_use: Arc::new(runtime.image_users()) }
+}
+
+fn docker(config: &Config, engine: EngineAddress, home: Option<&Path>) -> docker::DockerConfig {
+    let settings = &config.docker;
+    // Beside the database: the user who runs the server may write there.
+    let beside = config.store.path.parent().unwrap_or_else(|| Path::new("/var/lib/sandglass"));
+    // Where other servers of this API on the same engine look for them too.
+    let shared = home.map_or_else(|| beside.to_path_buf(), |home| home.join(".opensandbox"));
+    docker::DockerConfig {
+        engine,
+        state_dir: beside.join("sandglass"),
+        side_facts_dir: shared.join("metadata"),
+        network_mode: settings.network_mode.clone(),
+        api_timeout: settings.api_timeout,
+        host_ip: settings.host_ip.clone(),
+        server_host: config.server.host.clone(),
+        drop_capabilities: settings.drop_capabilities.clone(),
+        apparmor_profile: settings.apparmor_profile.clone(),
+        seccomp_profile: settings.seccomp_profile.clone(),
+        no_new_privileges: settings.no_new_privileges,
+        pids_limit: Some(settings.pids_limit),
+        ports: settings.port_range_min..=settings.port_range_max,
+        publish_host: settings.publish_host,
+        sandbox_binds: settings.sandbox_binds.clone(),
+        ulimits: Vec::new(),
+        egress: egress(config),
+        secure_runtime: secure_runtime(config),
+        run_as_init: config.runtime.execd_run_as_init,
+        allowed_host_paths: allowed_host_paths(&config.storage.allowed_host_paths),
+        ossfs_mount_root: config.storage.ossfs_mount_root.clone(),
+        execd_image: config.runtime.execd_image.clone(),
+    }
+}
+
+fn egress(config: &Config) -> docker::EgressConfig {
+    let egress = &config.egress;
+    docker::EgressConfig {
+        image: egress.image.clone(),
+        mode: egress.mode.to_string(),
+        disable_ipv6: egress.disable_ipv6,
+        otlp_endpoint: egress.otlp_endpoint.as_ref().map(|endpoint| endpoint.expose().to_owned()),
+        readiness_timeout: egress.readiness_timeout,
+        upstream_proxy: egress.upstream_proxy.as_ref().map(|proxy| docker::UpstreamProxy {
+            url: proxy.url.clone(),
+            authorization: proxy.authorization.as_ref().map(|secret| secret.expose().to_owned()),
+            ca_cert_path: proxy.ca_cert_path.as_ref().map(PathBuf::from),
+        }),
+    }
+}
+
+/// The name that engines usually know the boundary by, unless the operator gave another.
+fn secure_runtime(config: &Config) -> Option<String> {
+    let usual = match config.secure_runtime.kind {
+        SecureRuntimeKind::None | SecureRuntimeKind::Firecracker => return None,
+        SecureRuntimeKind::Gvisor => "runsc",
+        SecureRuntimeKind::Kata => "kata-runtime",
+    };
+    Some(config.secure_runtime.docker_runtime.clone().unwrap_or_else(|| usual.to_owned()))
+}
+
+/// A prefix that is a link counts as what it points to as well, because paths are compared after they were resolved.
+fn allowed_host_paths(written: &[PathBuf]) -> Vec<PathBuf> {
+    let resolved = written.iter().filter_map(|path| std::fs::canonicalize(path).ok());
+    let mut all: Vec<PathBuf> = written.iter().cloned().chain(resolved).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Secret, UpstreamProxyConfig};
+
+    fn run(change: impl FnOnce(&mut Config)) -> docker::DockerConfig {
+        let mut config = Config::default();
+        config.runtime.kind = RuntimeKind::Docker;
+        config.store.path = PathBuf::from("/home/op/.opensandbox/opensandbox.db");
+        change(&mut config);
+        let engine = EngineAddress::parse(Some("unix:///tmp/engine.sock"), None).unwrap();
+        docker(&config, engine, Some(Path::new("/home/op")))
+    }
+
+    #[test]
+    fn the_configuration_reaches_the_docker_runtime() {
+        let seen = run(|config| {
+            config.docker.network_mode = "bridge".to_owned();
+            config.docker.sandbox_binds = vec!["/a:/b".to_owned()];
+            config.egress.image = Some("egress:1".to_owned());
+            config.egress.upstream_proxy = Some(UpstreamProxyConfig {
+                url: "http://proxy".to_owned(),
+                authorization: Some(Secret::new("Basic hunter2")),
+                ..UpstreamProxyConfig::default()
+            });
+            config.runtime.execd_image = Some("execd:1".to_owned());
+        });
+        assert_eq!(seen.state_dir, Path::new("/home/op/.opensandbox/sandglass"));
+        assert_eq!(seen.side_facts_dir, Path::new("/home/op/.opensandbox/metadata"));
+        assert_eq!((seen.ports.start(), seen.ports.end()), (&40_000, &60_000));
+        assert_eq!((seen.network_mode.as_str(), seen.pids_limit), ("bridge", Some(4096)));
+        assert_eq!((seen.egress.mode.as_str(), seen.egress.image.as_deref()), ("dns", Some("egress:1")));
+        assert_eq!(seen.execd_image.as_deref(), Some("execd:1"));
+        let proxy = seen.egress.upstream_proxy.as_ref().unwrap();
+        assert_eq!(proxy.authorization.as_deref(), Some("Basic hunter2"));
+        assert!(!format!("{seen:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn secure_runtimes_have_usual_names() {
+        let named = |kind, name: Option<&str>| {
+            run(|config| {
+                config.secure_runtime.kind = kind;
+                config.secure_runtime.docker_runtime = name.map(str::to_owned);
+            })
+            .secure_runtime
+        };
+        assert_eq!(named(SecureRuntimeKind::None, None), None);
+        assert_eq!(named(SecureRuntimeKind::Gvisor, None).as_deref(), Some("runsc"));
+        assert_eq!(named(SecureRuntimeKind::Kata, None).as_deref(), Some("kata-runtime"));
+        assert_eq!(named(SecureRuntimeKind::Gvisor, Some("gv")).as_deref(), Some("gv"));
+    }
+
+    #[test]
+    fn allowed_links_count_as_their_targets_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let seen = allowed_host_paths(&[link.clone(), PathBuf::from("/nowhere/at/all")]);
+        let real = std::fs::canonicalize(real).unwrap();
+        assert!(seen.contains(&link) && seen.contains(&real) && seen.len() == 3, "{seen:?}");
+    }
 }

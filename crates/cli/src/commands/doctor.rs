@@ -4,6 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
+use sandglass_server::{
+    config::{Config, RuntimeKind},
+    runtimes,
+};
 use sandglass_shim::doctor::{Check, probe};
 
 use crate::output::{Output, note};
@@ -19,11 +23,7 @@ pub struct Doctor {
 impl Doctor {
     /// Exit code 1 when something that is required is missing.
     pub fn run(self, output: Output) -> Result<u8> {
-        let dir = self.state_dir.unwrap_or_else(|| {
-            super::serve::load(None)
-                .map_or_else(|_| PathBuf::from("/var/lib/sandglass"), |l| l.config.embedded.state_dir)
-        });
-        let checks = probe(&dir);
+        let checks = checks(self.state_dir)?;
         if output.is_json() {
             output.json(&serde_json::to_value(&checks)?)?;
         } else {
@@ -31,6 +31,25 @@ impl Doctor {
         }
         Ok(u8::from(!fit(&checks)))
     }
+}
+
+/// What the configured runtime needs; a state directory given by hand asks for the embedded one.
+fn checks(state_dir: Option<PathBuf>) -> Result<Vec<Check>> {
+    let config = super::serve::load(None).map(|loaded| loaded.config).unwrap_or_default();
+    match state_dir {
+        Some(dir) => Ok(probe(&dir)),
+        None if config.runtime.kind == RuntimeKind::Docker => Ok(vec![engine(&config)?]),
+        None => Ok(probe(&config.embedded.state_dir)),
+    }
+}
+
+fn engine(config: &Config) -> Result<Check> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (ok, found, remedy) = match runtime.block_on(runtimes::about_engine(config)) {
+        Ok(about) => (true, about, String::new()),
+        Err(why) => (false, why, "start the engine, or name it in DOCKER_HOST".to_owned()),
+    };
+    Ok(Check { name: "docker engine", ok, required: true, found, remedy })
 }
 
 /// Tells on standard error what is missing, if something required is.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use sandglass_server::{
-    config::{self, LoadOptions, Loaded, ProcessEnvironment, guard},
+    config::{self, LoadOptions, Loaded, ProcessEnvironment, RuntimeKind, guard},
     server::Prepared,
     telemetry::logs,
 };
@@ -45,8 +45,13 @@ impl Serve {
             tracing::warn!("{warning}");
         }
         // Before the asynchronous runtime exists: the process is still small and single-threaded when it starts the zygote.
-        let state_dir = config.embedded.state_dir.clone();
-        let prepared = Prepared::open(config).inspect_err(|_| super::doctor::explain(&state_dir))?;
+        let embedded =
+            (config.runtime.kind == RuntimeKind::Embedded).then(|| config.embedded.state_dir.clone());
+        let prepared = Prepared::open(config).inspect_err(|_| {
+            if let Some(state_dir) = &embedded {
+                super::doctor::explain(state_dir);
+            }
+        })?;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(async {
             let mut terminate = signal(SignalKind::terminate())?;

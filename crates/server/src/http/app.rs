@@ -33,6 +33,7 @@ use crate::{
         skips_renewal,
     },
     renewal::Renewals,
+    runtimes,
     telemetry::Telemetry,
     tenants::{Keyring, Principal},
 };
@@ -93,7 +94,7 @@ impl App {
             listens_on: config.server.host.clone(),
             in_container: public_host::in_container(),
             host_ip: config.docker.host_ip.clone(),
-            engine_host: None,
+            engine_host: runtimes::engine_host(&config),
             publishes_on: Some(config.docker.publish_host),
         };
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -161,10 +162,7 @@ impl App {
 
     /// Whether reads can be answered: what the index holds may be old while the runtime is away.
     pub(super) fn readable(&self) -> ApiResult<()> {
-        self.engine.reachable().map_err(|lost| {
-            let name = self.engine.runtime().name();
-            engine_errors::of_query(&format!("the {name} runtime cannot be reached"), &lost)
-        })
+        self.engine.reachable().map_err(|lost| ApiError::new(Code::QueryUnavailable, lost.message.clone()))
     }
 
     /// Counts and traces there, instead of nowhere.
