@@ -1,4 +1,7 @@
-//! The embedded runtime on the real kernel: the contract of every runtime, and what only a restart shows. Needs root.
+//! The embedded runtime on the real kernel: the contract of every runtime, and what only a restart shows. Needs root. The Docker runtime on a real
+//! engine is in `docker/`.
+
+mod docker;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -64,7 +67,11 @@ fn remains(dir: &Path) -> Vec<String> {
 async fn the_embedded_runtime_keeps_the_contract() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Arc::new(EmbeddedRuntime::open(config(dir.path())).unwrap());
-    let subject = Subject { runtime: runtime.clone(), image: "host".into(), runs_processes: true };
+    let subject = Subject {
+        runs_processes: true,
+        host_dir: Some(dir.path().join("shared")),
+        ..Subject::new(runtime.clone(), "host")
+    };
     runtime_contract::run(&subject).await;
     assert_eq!(remains(dir.path()), Vec::<String>::new());
     runtime.remove_network().unwrap();

@@ -10,7 +10,11 @@ use std::{
 };
 
 use bollard::{models::EventMessage, query_parameters::EventsOptions};
-use futures_util::{StreamExt, future::join_all, stream::BoxStream};
+use futures_util::{
+    FutureExt, StreamExt,
+    future::{FusedFuture, join_all},
+    stream::BoxStream,
+};
 use sandglass_sandbox::{
     Clock, SandboxId, SystemClock,
     ports::runtime::{BoxEvent, RuntimeEvent},
@@ -18,7 +22,7 @@ use sandglass_sandbox::{
 use tokio::{
     sync::mpsc::{UnboundedSender, unbounded_channel},
     task::AbortHandle,
-    time::{Instant, sleep, timeout},
+    time::sleep,
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tracing::{debug, info, warn};
@@ -102,9 +106,35 @@ async fn follow(shared: Arc<Shared>, tell: UnboundedSender<RuntimeEvent>) {
     }
 }
 
+/// Events about sandboxes from a moment ago on.
+fn subscription() -> EventsOptions {
+    let since = SystemClock.now().as_millis() / 1000 - i64::try_from(OVERLAP.as_secs()).unwrap_or(0);
+    let filters = [("type", "container"), ("label", labels::ID)];
+    EventsOptions {
+        since: Some(since.to_string()),
+        until: None,
+        filters: Some(filters.map(|(key, value)| (key.to_owned(), vec![value.to_owned()])).into()),
+    }
+}
+
 impl Shared {
     /// Follows the engine until it is lost. `reached` tells whether it was there at all.
     async fn listen(
+        &self,
+        tell: &UnboundedSender<RuntimeEvent>,
+        was_lost: bool,
+        reached: &mut bool,
+    ) -> Failure {
+        if let Err(failure) = self.sign_of_life().await {
+            return failure;
+        }
+        tokio::select! {
+            failure = self.hear(tell, was_lost, reached) => failure,
+            failure = self.until_it_hangs() => failure,
+        }
+    }
+
+    async fn hear(
         &self,
         tell: &UnboundedSender<RuntimeEvent>,
         was_lost: bool,
@@ -114,61 +144,55 @@ impl Shared {
             Ok(docker) => docker,
             Err(failure) => return failure,
         };
-        if let Err(failure) = self.sign_of_life().await {
-            return failure;
-        }
-        let since = SystemClock.now().as_millis() / 1000 - i64::try_from(OVERLAP.as_secs()).unwrap_or(0);
-        let options = EventsOptions {
-            since: Some(since.to_string()),
-            until: None,
-            filters: Some(HashMap::from([
-                ("type".to_owned(), vec!["container".to_owned()]),
-                ("label".to_owned(), vec![labels::ID.to_owned()]),
-            ])),
-        };
-        let mut events = std::pin::pin!(docker.events(Some(options)).ready_chunks(BATCH));
+        let mut events = std::pin::pin!(docker.events(Some(subscription())).ready_chunks(BATCH));
         // Polled once before the list, so that the subscription is on its way first; what it brings is kept.
-        let early = futures_util::FutureExt::now_or_never(events.next()).flatten();
-        if let Err(failure) = self.look_at_all(tell).await {
-            return failure;
-        }
+        let early = events.next().now_or_never().flatten();
+        let present = match self.look_at_all(tell).await {
+            Ok(present) => present,
+            Err(failure) => return failure,
+        };
         *reached = true;
         if was_lost {
             info!("the engine is back");
             let _ = tell.send(RuntimeEvent::Back);
         }
+        let mut sweeping = std::pin::pin!(self.sweep(&present).fuse());
         let mut later = BTreeSet::new();
         if let Some(failure) = self.take_batch(early.unwrap_or_default(), tell, &mut later).await {
             return failure;
         }
-        let mut alive = Instant::now();
         loop {
             tokio::select! {
                 batch = events.next() => {
                     let Some(batch) = batch else {
                         return Failure::Unreachable("it ended the stream of events".into());
                     };
-                    alive = Instant::now();
                     if let Some(failure) = self.take_batch(batch, tell, &mut later).await {
                         return failure;
                     }
                 }
-                () = sleep(LATER), if !later.is_empty() => {
-                    let ready: Vec<_> = {
-                        let making = self.making();
-                        later.iter().filter(|id| !making.contains(id)).copied().collect()
-                    };
-                    later.retain(|id| !ready.contains(id));
-                    for id in ready {
-                        self.look_again(id, None, tell).await;
-                    }
-                }
-                () = tokio::time::sleep_until(alive + SIGN_OF_LIFE) => {
-                    if let Err(failure) = self.sign_of_life().await {
-                        return failure;
-                    }
-                    alive = Instant::now();
-                }
+                () = &mut sweeping, if !sweeping.is_terminated() => {}
+                () = sleep(LATER), if !later.is_empty() => self.look_later(&mut later, tell).await,
+            }
+        }
+    }
+
+    /// Looks at the boxes that are not being made any more.
+    async fn look_later(&self, later: &mut BTreeSet<SandboxId>, tell: &UnboundedSender<RuntimeEvent>) {
+        let making = self.making().clone();
+        let ready: Vec<_> = later.difference(&making).copied().collect();
+        for id in ready {
+            later.remove(&id);
+            self.look_again(id, None, tell).await;
+        }
+    }
+
+    /// A hanging engine ends no connection.
+    async fn until_it_hangs(&self) -> Failure {
+        loop {
+            sleep(SIGN_OF_LIFE).await;
+            if let Err(failure) = self.sign_of_life().await {
+                return failure;
             }
         }
     }
@@ -179,15 +203,10 @@ impl Shared {
     }
 
     /// Everything afresh: all boxes there are, and that those known before and not there are gone.
-    async fn look_at_all(&self, tell: &UnboundedSender<RuntimeEvent>) -> Result<(), Failure> {
+    async fn look_at_all(&self, tell: &UnboundedSender<RuntimeEvent>) -> Result<HashSet<SandboxId>, Failure> {
         self.memory.forget_containers();
         let before = self.known().clone();
-        let listed = timeout(self.config.api_timeout, self.observe_all()).await;
-        let listed = match listed {
-            Ok(Ok(listed)) => listed,
-            Ok(Err(error)) => return Err(Failure::Unreachable(error.message)),
-            Err(_) => return Err(Failure::TimedOut),
-        };
+        let listed = self.observe_all().await.map_err(|error| Failure::Unreachable(error.message))?;
         let present: HashSet<SandboxId> = listed.iter().map(|o| o.id).collect();
         for observed in listed {
             let _ = tell.send(RuntimeEvent::Observed(Box::new(observed)));
@@ -198,8 +217,7 @@ impl Shared {
                 self.gone(id, None, tell).await;
             }
         }
-        self.sweep(&present).await;
-        Ok(())
+        Ok(present)
     }
 
     /// The failure that ended the stream, if one did.

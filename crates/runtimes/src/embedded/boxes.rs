@@ -170,7 +170,9 @@ impl Boxes {
         let mut boxes = self.lock();
         let known = boxes.get_mut(&id)?;
         if known.state != state {
-            known.since = at.unwrap_or_else(|| since(&state, &known.spec));
+            // An end has its own time, which is a moment before it was recorded.
+            let told = at.filter(|_| state.exit.is_none());
+            known.since = told.unwrap_or_else(|| since(&state, &known.spec));
             known.state = state;
         }
         Some(self.observation(id, known))
