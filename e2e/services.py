@@ -26,6 +26,7 @@ class Redis:
     def __init__(self, password="queue-password"):
         self.port, self.password = free_port(), password
         self.folder = Path(tempfile.mkdtemp(prefix="sandglass-redis-"))
+        self.options = []
         self.dsn = f"redis://:{password}@127.0.0.1:{self.port}/0"
         self.process = None
 
@@ -34,6 +35,7 @@ class Redis:
             [
                 *("redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)),
                 *("--save", "", "--appendonly", "no", "--requirepass", self.password),
+                *self.options,
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
