@@ -4,6 +4,7 @@
 
 mod edge;
 mod engine;
+mod runtime_away;
 mod tenants;
 mod renewal;
 mod telemetry;
