@@ -177,7 +177,8 @@ fn inspect_facts(app: &App, entry: &Entry) -> InspectFacts {
         running: observed.is_some_and(|o| o.condition == Condition::Running),
         paused: observed.is_some_and(|o| o.condition == Condition::Paused),
         oom_killed: exit.is_some_and(|e| e.cause == ExitCause::OutOfMemory),
-        exit_code: exit.and_then(|e| e.code),
+        // 0 until it ends, as engines say it; none for what a signal ended.
+        exit_code: exit.map_or(Some(0), |e| e.code),
         started_at_ms: observed.and_then(|o| o.started_at).map(|t| t.as_millis()),
         finished_at_ms: finished(entry),
         error: status.and_then(|s| s.message),
