@@ -1,6 +1,7 @@
 """What a sandbox is on Docker: labels, limits, capabilities, networks, secure runtimes, ends, containers that others touch."""
 
 import json
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -8,6 +9,7 @@ import pytest
 
 from docker_engine import BUSYBOX, ID, PYTHON
 from docker_stack import DockerStack
+from plain import Plain
 from stack import wait_for
 
 START_FAILED = "DOCKER::SANDBOX_START_FAILED"
@@ -135,7 +137,7 @@ def test_container_stopped_and_paused_behind_our_back(docker, engine):
 
 
 def test_container_started_by_hand_with_our_label(docker, engine):
-    identity = "hand-made-1"
+    identity = str(uuid.uuid4())
     engine.call("run", "-d", "--name", "by-hand", "--label", f"{ID}={identity}", "--label", "team=hand", BUSYBOX, "sleep", "600")
     try:
         assert wait_for(lambda: docker.state(identity) == "Running"), docker.get(identity).text
@@ -199,8 +201,16 @@ def test_ports_run_out_and_come_back(on_docker, engine):
     start = 23_000
     stack, docker = on_docker(image=BUSYBOX, config={"docker": {"port_range_min": start, "port_range_max": start + 100}})
     body = {"resourceLimits": {"memory": "32Mi"}}
+
+    def one(_):
+        client = Plain(stack.url, stack.key, BUSYBOX)
+        told = client.outcome(client.post(**body))
+        docker.made += client.made
+        client.http.close()
+        return told
+
     with ThreadPoolExecutor(200) as pool:
-        outcomes = list(pool.map(lambda _: docker.outcome(docker.post(**body)), range(200)))
+        outcomes = list(pool.map(one, range(200)))
     running = [outcome for outcome in outcomes if outcome[0] == "Running"]
     refused = [outcome for outcome in outcomes if outcome[0] != "Running"]
     assert len(running) == 50, outcomes
@@ -211,7 +221,6 @@ def test_ports_run_out_and_come_back(on_docker, engine):
     for container in engine.containers(ID):
         used += [port["PublicPort"] for port in container["Ports"] if port.get("PublicPort") and start <= port["PublicPort"] <= start + 100]
     assert len(used) == len(set(used)) == 100
-    docker.delete(docker.made[0]) if docker.state(docker.made[0]) == "Running" else None
     for box in docker.made:
         docker.delete(box)
     docker.made.clear()

@@ -30,8 +30,8 @@ def allowed(engine, tmp_path_factory):
 
 
 @pytest.fixture
-def volumes(engine):
-    """Names of volumes; removed after the test."""
+def volumes(engine, allowed):
+    """Names of volumes; removed after the test, and before them the sandboxes that use them."""
     names = []
 
     def name(word):
@@ -39,6 +39,9 @@ def volumes(engine):
         return names[-1]
 
     yield name
+    for box in allowed.docker.made:
+        allowed.docker.delete(box)
+    allowed.docker.made.clear()
     for one in names:
         engine.call("volume", "rm", "-f", one, check=False)
 

@@ -7,6 +7,7 @@ Against any other server: set the environment of conftest.py and run pytest in t
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,8 @@ def pytest(subject, runtime, server, image, folder, out, arguments):
 
 
 def main():
+    # What was started has to be ended, also when somebody ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     subject, runtime, *arguments = sys.argv[1:]
     out = None
     if "--out" in arguments:
