@@ -41,6 +41,8 @@ struct World {
     tell: Option<UnboundedSender<RuntimeEvent>>,
     starts: HashMap<SandboxId, u32>,
     snapshots: HashSet<SnapshotId>,
+    away: bool,
+    without_snapshots: bool,
 }
 
 /// See the module documentation. Boxes survive an engine, so a test can restart one on it.
@@ -94,6 +96,65 @@ impl FakeRuntime {
         self.lock().snapshots.iter().copied().collect()
     }
 
+    /// The backend cannot be reached: every call fails, boxes stay as they are.
+    pub fn goes_away(&self) {
+        self.lock().away = true;
+        self.tell(RuntimeEvent::Lost(unreachable()));
+    }
+
+    /// It answers again, and tells what there is.
+    pub fn comes_back(&self) {
+        let boxes: Vec<_> = {
+            let mut world = self.lock();
+            world.away = false;
+            world.boxes.values().cloned().collect()
+        };
+        for observed in boxes {
+            self.tell(RuntimeEvent::Observed(Box::new(observed)));
+        }
+        self.tell(RuntimeEvent::Back);
+    }
+
+    /// The backend makes no snapshots.
+    pub fn lacks_snapshots(&self) {
+        self.lock().without_snapshots = true;
+    }
+
+    /// A box that an attempt left behind which died before it was ready.
+    pub fn half_made(&self, id: SandboxId, at: Timestamp) {
+        let spec = Spec::new("img", Entrypoint::AgentOnly);
+        let observed = Observation {
+            id,
+            revision: 0,
+            spec,
+            entrypoint: Vec::new(),
+            facts: MutableFacts::default(),
+            condition: Condition::Starting,
+            created_at: at,
+            started_at: None,
+            since: at,
+            address: None,
+            exposure: Exposure::None,
+            agent_token: String::new(),
+            route_token: String::new(),
+            egress_token: None,
+        };
+        self.lock().boxes.insert(id, observed);
+        let _ = self.change(id, |_| {});
+    }
+
+    /// The box is frozen or thawed by somebody else.
+    pub fn is_frozen(&self, id: SandboxId, frozen: bool) {
+        let _ = self.change(id, |o| {
+            o.condition = if frozen { Condition::Paused } else { Condition::Running };
+        });
+    }
+
+    /// Something outside concerns the box.
+    pub fn notices(&self, id: SandboxId, event: BoxEvent) {
+        self.tell(RuntimeEvent::Noticed(id, event));
+    }
+
     /// Tells the watcher that the backend cannot be reached, or that it is back.
     pub fn tell(&self, event: RuntimeEvent) {
         if let Some(tell) = &self.lock().tell {
@@ -105,13 +166,19 @@ impl FakeRuntime {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn fault(&self, method: &'static str) -> Option<Fault> {
-        let fault = self.lock().faults.get_mut(method).and_then(VecDeque::pop_front)?;
-        if let Fault::Slow(time) = fault {
+    fn reach(&self) -> Result<(), RuntimeError> {
+        if self.lock().away { Err(unreachable()) } else { Ok(()) }
+    }
+
+    async fn fault(&self, method: &'static str) -> Result<Option<Fault>, RuntimeError> {
+        self.reach()?;
+        let fault = self.lock().faults.get_mut(method).and_then(VecDeque::pop_front);
+        if let Some(Fault::Slow(time)) = fault {
             tokio::time::sleep(time).await;
-            return None;
+            self.reach()?;
+            return Ok(None);
         }
-        Some(fault)
+        Ok(fault)
     }
 
     fn change(
@@ -140,7 +207,7 @@ impl FakeRuntime {
         id: SandboxId,
         change: impl FnOnce(&mut Observation) + Send,
     ) -> Result<Observation, RuntimeError> {
-        match self.fault(method).await {
+        match self.fault(method).await? {
             Some(Fault::Refuse) => Err(injected(method)),
             Some(Fault::DoneButFailed) => {
                 self.change(id, change)?;
@@ -149,6 +216,10 @@ impl FakeRuntime {
             _ => self.change(id, change),
         }
     }
+}
+
+fn unreachable() -> RuntimeError {
+    RuntimeError::new(RuntimeErrorKind::Unavailable, "engine", "it is away (injected)")
 }
 
 fn injected(method: &str) -> RuntimeError {
@@ -164,7 +235,7 @@ impl Runtime for FakeRuntime {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             pause: true,
-            snapshot: true,
+            snapshot: !self.lock().without_snapshots,
             gpu: true,
             network_policy: true,
             named_volumes: true,
@@ -174,7 +245,7 @@ impl Runtime for FakeRuntime {
     }
 
     async fn admit(&self, _spec: &Spec) -> Result<(), RuntimeError> {
-        match self.fault("admit").await {
+        match self.fault("admit").await? {
             Some(_) => Err(injected("admit")),
             None => Ok(()),
         }
@@ -187,7 +258,7 @@ impl Runtime for FakeRuntime {
         progress: &(dyn Fn(PrepareProgress) + Send + Sync),
     ) -> Result<(), RuntimeError> {
         progress(PrepareProgress { phase: "pull", message: "nothing to pull".into() });
-        match self.fault("prepare").await {
+        match self.fault("prepare").await? {
             Some(_) => Err(RuntimeError::new(RuntimeErrorKind::ImagePull, "image", "injected")),
             None => Ok(()),
         }
@@ -199,7 +270,7 @@ impl Runtime for FakeRuntime {
         plan: &StartPlan,
         _secrets: &Secrets,
     ) -> Result<Observation, RuntimeError> {
-        let fault = self.fault("start").await;
+        let fault = self.fault("start").await?;
         if fault == Some(Fault::Refuse) {
             return Err(injected("start"));
         }
@@ -257,7 +328,7 @@ impl Runtime for FakeRuntime {
     }
 
     async fn remove(&self, id: SandboxId, _grace: Duration) -> Result<(), RuntimeError> {
-        match self.fault("remove").await {
+        match self.fault("remove").await? {
             Some(Fault::Refuse) => return Err(injected("remove")),
             Some(_) => {
                 self.lock().boxes.remove(&id);
@@ -279,11 +350,12 @@ impl Runtime for FakeRuntime {
     }
 
     async fn inspect(&self, id: SandboxId) -> Result<Option<Observation>, RuntimeError> {
+        self.reach()?;
         Ok(self.lock().boxes.get(&id).cloned())
     }
 
     async fn list(&self) -> Result<Vec<Observation>, RuntimeError> {
-        if self.fault("list").await.is_some() {
+        if self.fault("list").await?.is_some() {
             return Err(injected("list"));
         }
         Ok(self.lock().boxes.values().cloned().collect())
@@ -316,7 +388,7 @@ impl Runtime for FakeRuntime {
     }
 
     async fn snapshot(&self, id: SandboxId, snapshot: SnapshotId) -> Result<(), RuntimeError> {
-        let fault = self.fault("snapshot").await;
+        let fault = self.fault("snapshot").await?;
         if fault == Some(Fault::Refuse) {
             return Err(injected("snapshot"));
         }
@@ -329,14 +401,15 @@ impl Runtime for FakeRuntime {
     }
 
     async fn has_snapshot(&self, snapshot: SnapshotId) -> Result<bool, RuntimeError> {
-        if self.fault("has_snapshot").await.is_some() {
+        if self.fault("has_snapshot").await?.is_some() {
             return Err(injected("has_snapshot"));
         }
         Ok(self.lock().snapshots.contains(&snapshot))
     }
 
     async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), RuntimeError> {
-        if self.fault("remove_snapshot").await.is_some() {
+        let fault = self.fault("remove_snapshot").await?;
+        if fault == Some(Fault::Refuse) {
             return Err(injected("remove_snapshot"));
         }
         let image = self.snapshot_image(snapshot);
@@ -345,6 +418,6 @@ impl Runtime for FakeRuntime {
             return Err(RuntimeError::new(RuntimeErrorKind::InUse, "snapshot", "a sandbox is made from it"));
         }
         world.snapshots.remove(&snapshot);
-        Ok(())
+        if fault.is_some() { Err(injected("remove_snapshot")) } else { Ok(()) }
     }
 }
