@@ -9,7 +9,8 @@ use crate::{
     lifecycle::{
         CreatePoolRequest, CreateSandboxRequest, CreateSandboxResponse, CreateSnapshotRequest,
         CreateTemplateRequest, Endpoint, Health, ListPoolsResponse, MetricsEvent, NetworkPolicy, Pool,
-        RenewRequest, RenewResponse, Sandbox, Snapshot, Template, UpdatePoolRequest, Version,
+        RenewRequest, RenewResponse, Sandbox, SandboxEvent, SandboxEventPage, Snapshot, Template,
+        UpdatePoolRequest, Version,
     },
     page::Pagination,
     routes::{Content, Query, ROUTES, Route},
@@ -38,6 +39,8 @@ const CONTRACT_VERSION: &str = "0.1.0";
     RenewResponse,
     RouterErrorBody,
     Sandbox,
+    SandboxEvent,
+    SandboxEventPage,
     Snapshot,
     Template,
     UpdatePoolRequest,
@@ -211,6 +214,10 @@ fn content(content: Content) -> Value {
         Content::JsonOrText(schema) => json!({
             "application/json": {"schema": reference(schema)},
             "text/plain": {"schema": {"type": "string"}}
+        }),
+        Content::JsonOrStream(schema) => json!({
+            "application/json": {"schema": reference(schema)},
+            "text/event-stream": {"schema": {"type": "string"}}
         }),
         Content::Text => json!({"text/plain": {"schema": {"type": "string"}}}),
         Content::Html => json!({"text/html": {"schema": {"type": "string"}}}),

@@ -34,6 +34,8 @@ pub enum Content {
     Json(&'static str),
     /// A JSON value of the named schema, or plain text, depending on the query.
     JsonOrText(&'static str),
+    /// A JSON value of the named schema, or a stream of server-sent events, depending on what is accepted.
+    JsonOrStream(&'static str),
     /// Plain text.
     Text,
     /// A page for people.
@@ -225,6 +227,22 @@ pub const ROUTES: &[Route] = &[
     ])
     .answers(200, Content::Json("Endpoint"))
     .fails(&[400, 403, 404]),
+    Route::new(
+        "GET",
+        "/sandboxes/{sandbox_id}/events",
+        "list_sandbox_events",
+        "History of a sandbox, also of one that is gone; a live stream with `Accept: text/event-stream`",
+    )
+    .query(&[
+        integer(
+            "after",
+            "Only what came after this sequence; a stream begins there unless `Last-Event-ID` is sent.",
+        ),
+        integer("limit", "Events to return, 1 to 1000. Default 100. Not for a stream."),
+        text("types", "Types or families to keep, joined by commas, for instance `sandbox.failed,image`."),
+    ])
+    .answers(200, Content::JsonOrStream("SandboxEventPage"))
+    .fails(&[404, 503]),
     Route::new("POST", "/sandboxes/{sandbox_id}/snapshots", "create_snapshot", "Snapshot a running sandbox")
         .optional_body("CreateSnapshotRequest")
         .answers(202, Content::Json("Snapshot"))

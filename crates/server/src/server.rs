@@ -162,6 +162,7 @@ impl Server {
     pub async fn stop(self) {
         let begun = Instant::now();
         self.stop.cancel();
+        self.engine.close_streams();
         let _ = self.serving.await;
         if let Some(renewals) = &self.renewals {
             renewals.stop().await;

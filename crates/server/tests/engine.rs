@@ -4,9 +4,10 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use proptest::prelude::*;
 use sandglass_sandbox::{
-    Clock, Timestamp,
+    Clock, SandboxId, Timestamp,
     lifecycle::state::State,
-    ports::Store,
+    ports::{Store, store::SnapshotFilter},
+    snapshot::{SnapshotRecord, SnapshotState},
     spec::{Entrypoint, MutableFacts, Spec},
 };
 use sandglass_server::engine::{
@@ -61,6 +62,25 @@ impl Stack {
 
     fn state(&self, id: &str) -> Option<State> {
         self.engine.find(id).ok().and_then(|e| e.status()).map(|s| s.state)
+    }
+
+    async fn all_snapshots(&self) -> Vec<SnapshotRecord> {
+        self.store.snapshots(&SnapshotFilter::default(), 0, u64::MAX).await.unwrap().0
+    }
+
+    async fn pick_snapshot(&self, n: usize) -> Option<SnapshotRecord> {
+        let all = self.all_snapshots().await;
+        all.get(n % all.len().max(1)).cloned()
+    }
+
+    /// No removal takes the artifact from under a sandbox that was accepted.
+    fn every_restored_sandbox_has_its_artifact(&self) {
+        let artifacts = self.runtime.artifacts();
+        for entry in self.engine.index().newest_first().iter().filter(|e| e.observed.is_some()) {
+            if let Some(snapshot) = entry.spec().and_then(|s| s.snapshot) {
+                assert!(artifacts.contains(&snapshot), "{} lost its snapshot", entry.id);
+            }
+        }
     }
 
     async fn no_intent_is_open(&self) -> bool {
@@ -315,6 +335,54 @@ async fn a_store_that_cannot_be_written_delays_but_loses_nothing() {
     assert_eq!(stack.state(&id), None, "expiry came through once the disk had room again");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_half_made_box_without_a_create_is_removed() {
+    let mut stack = Stack::new().await;
+    let id = SandboxId::random();
+    stack.runtime.half_made(id, stack.clock.now());
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    assert_eq!(stack.state(&id.to_string()), Some(State::Pending));
+    // Its time counts from when a server saw it, so that a slow create of another process is not cut short.
+    stack.restart().await;
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    assert_eq!(stack.state(&id.to_string()), Some(State::Pending));
+    // Nothing is done about it while nobody knows what is so.
+    stack.runtime.goes_away();
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    stack.runtime.comes_back();
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    assert_eq!(stack.state(&id.to_string()), None);
+    assert!(stack.runtime.boxes().is_empty());
+    let kinds: Vec<_> =
+        stack.store.history(id, 9).await.unwrap().into_iter().map(|e| (e.kind, e.message)).collect();
+    assert_eq!(
+        kinds,
+        [
+            ("remove_requested".to_owned(), "create_failed".to_owned()),
+            ("removed".to_owned(), "create_failed".to_owned())
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_box_that_its_create_is_working_on_is_no_orphan() {
+    let stack = Stack::new().await;
+    stack.runtime.inject("prepare", Fault::Slow(Duration::from_secs(300)));
+    let id = stack.create(None).await;
+    stack.runtime.half_made(id.parse().unwrap(), stack.clock.now());
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert_eq!(stack.state(&id), Some(State::Pending));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_whose_answer_was_lost_is_seen_to_have_worked() {
+    let stack = Stack::new().await;
+    let id = stack.create(None).await;
+    stack.runtime.inject("pause", Fault::DoneButFailed);
+    stack.engine.pause(&id).await.unwrap();
+    assert_eq!(stack.state(&id), Some(State::Paused));
+}
+
 #[derive(Debug, Clone)]
 enum Action {
     Create(u64),
@@ -324,6 +392,11 @@ enum Action {
     Renew(usize, u64),
     Exit(usize, i32),
     Vanish(usize),
+    Snapshot(usize),
+    Restore(usize),
+    Unsnapshot(usize),
+    HalfMade,
+    Away(u64),
     Fault(&'static str, Fault),
     RefuseWrites(u32),
     Wait(u64),
@@ -336,7 +409,17 @@ fn action() -> impl Strategy<Value = Action> {
         Just(Fault::DoneButFailed),
         (1u64..20).prop_map(|s| Fault::Slow(Duration::from_secs(s))),
     ];
-    let method = prop::sample::select(vec!["prepare", "start", "pause", "resume", "remove", "update_facts"]);
+    let method = prop::sample::select(vec![
+        "prepare",
+        "start",
+        "pause",
+        "resume",
+        "remove",
+        "update_facts",
+        "snapshot",
+        "has_snapshot",
+        "remove_snapshot",
+    ]);
     prop_oneof![
         4 => (60u64..400).prop_map(Action::Create),
         2 => (0usize..8).prop_map(Action::Delete),
@@ -345,6 +428,11 @@ fn action() -> impl Strategy<Value = Action> {
         2 => ((0usize..8), (1u64..300)).prop_map(|(n, s)| Action::Renew(n, s)),
         1 => ((0usize..8), (0i32..3)).prop_map(|(n, c)| Action::Exit(n, c)),
         1 => (0usize..8).prop_map(Action::Vanish),
+        3 => (0usize..8).prop_map(Action::Snapshot),
+        2 => (0usize..8).prop_map(Action::Restore),
+        2 => (0usize..8).prop_map(Action::Unsnapshot),
+        1 => Just(Action::HalfMade),
+        1 => (1u64..60).prop_map(Action::Away),
         3 => (method, fault).prop_map(|(m, f)| Action::Fault(m, f)),
         1 => (1u32..4).prop_map(Action::RefuseWrites),
         2 => (1u64..40).prop_map(Action::Wait),
@@ -381,7 +469,10 @@ async fn run(actions: Vec<Action>) {
                 let _ = engine.renew(&pick(n), at).await;
             }
             Action::Exit(n, code) => {
-                if let Ok(id) = pick(n).parse() {
+                let half_made = stack.state(&pick(n)) == Some(State::Pending);
+                if let Ok(id) = pick(n).parse()
+                    && !half_made
+                {
                     stack.runtime.exits(id, code, now);
                 }
             }
@@ -390,11 +481,38 @@ async fn run(actions: Vec<Action>) {
                     stack.runtime.vanishes(id);
                 }
             }
+            Action::Snapshot(n) => {
+                let id = pick(n);
+                tokio::spawn(async move { engine.create_snapshot(&id, None, None).await.map(drop) });
+            }
+            Action::Restore(n) => {
+                let Some(snapshot) = stack.pick_snapshot(n).await else { continue };
+                let mut new = stack.new_sandbox(Some(300));
+                if let Ok(image) = engine.restore_image(&snapshot) {
+                    new.spec.image = image;
+                    new.spec.snapshot = Some(snapshot.id);
+                    tokio::spawn(async move { engine.create(new, now).await.map(drop) });
+                }
+            }
+            Action::Unsnapshot(n) => {
+                let Some(snapshot) = stack.pick_snapshot(n).await else { continue };
+                tokio::spawn(async move { engine.delete_snapshot(snapshot.id).await });
+            }
+            Action::HalfMade => stack.runtime.half_made(SandboxId::random(), now),
+            Action::Away(s) => {
+                stack.runtime.goes_away();
+                let runtime = stack.runtime.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_secs(s)).await;
+                    runtime.comes_back();
+                });
+            }
             Action::Fault(method, fault) => stack.runtime.inject(method, fault),
             Action::RefuseWrites(n) => stack.store.refuse_writes(n),
             Action::Wait(s) => tokio::time::sleep(Duration::from_secs(s)).await,
             Action::Restart => stack.restart().await,
         }
+        stack.every_restored_sandbox_has_its_artifact();
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
     // Every TTL was at most 400 s, every retention an hour: after two hours of quiet nothing may be left.
@@ -404,6 +522,17 @@ async fn run(actions: Vec<Action>) {
     assert!(left.is_empty(), "left: {left:?}");
     assert!(stack.no_intent_is_open().await, "an intent has no end");
     assert!(stack.runtime.boxes().is_empty(), "a box has no owner");
+    for state in [SnapshotState::Creating, SnapshotState::Deleting] {
+        let left = stack.store.snapshots_in(state).await.unwrap();
+        assert!(left.is_empty(), "a snapshot has no end: {left:?}");
+    }
+    let all = stack.all_snapshots().await;
+    for artifact in stack.runtime.artifacts() {
+        assert!(all.iter().any(|s| s.id == artifact), "an artifact has no row");
+    }
+    for snapshot in all.iter().filter(|s| s.state == SnapshotState::Ready) {
+        assert!(stack.runtime.artifacts().contains(&snapshot.id), "a Ready snapshot has no artifact");
+    }
     stack.engine.stop().await;
 }
 

@@ -5,6 +5,9 @@
 mod edge;
 mod engine;
 mod runtime_away;
-mod tenants;
+mod events;
 mod renewal;
+mod service;
+mod snapshots;
 mod telemetry;
+mod tenants;

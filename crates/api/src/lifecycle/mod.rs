@@ -4,6 +4,7 @@
 //! clients of ours send. Response types leave out absent fields: `null` breaks published clients.
 
 mod create;
+mod events;
 mod metrics;
 mod network;
 mod pool;
@@ -13,6 +14,7 @@ mod template;
 mod volume;
 
 pub use create::*;
+pub use events::*;
 pub use metrics::*;
 pub use network::*;
 pub use pool::*;

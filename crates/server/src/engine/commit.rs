@@ -14,11 +14,11 @@ use sandglass_sandbox::{
     ports::{
         RuntimeErrorKind, StoreError,
         runtime::RuntimeError,
-        store::{Advance, Claim, EventRecord, IdempotencyRecord},
+        store::{Advance, Claim, IdempotencyRecord},
     },
     spec::{MutableFacts, Secrets, Spec},
 };
-use tracing::{info, warn};
+use tracing::info;
 
 use super::{Engine, index::Entry};
 
@@ -48,8 +48,12 @@ pub enum EngineError {
     KeySpent,
     #[error("this server holds {0} sandboxes, which is its configured maximum")]
     TooMany(usize),
+    #[error("the snapshot was removed or is not ready any more")]
+    SnapshotNotReady,
     #[error("the sandbox is changing too fast; try again")]
     Contended,
+    #[error(transparent)]
+    Snapshot(#[from] super::snapshots::SnapshotError),
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -62,11 +66,6 @@ pub struct NewSandbox {
     pub secrets: Secrets,
     /// The `Idempotency-Key` and a digest of the request it came with.
     pub key: Option<(String, String)>,
-}
-
-/// The history line of an accepted create, written with its outcome.
-pub(super) fn accepted(create: &Create, at: Timestamp) -> EventRecord {
-    EventRecord { at, kind: "accepted".into(), message: format!("image {}", create.spec.image) }
 }
 
 impl Engine {
@@ -86,6 +85,7 @@ impl Engine {
         }
         let id = SandboxId::random();
         let intent = self.create_intent(id, &new, now)?;
+        let unchanged = self.restorable(new.spec.snapshot).await?;
         let claim = match &new.key {
             Some((key, fingerprint)) => {
                 let record = IdempotencyRecord { fingerprint: fingerprint.clone(), sandbox_id: id };
@@ -101,6 +101,8 @@ impl Engine {
             self.secrets().insert(id, Arc::new(new.secrets));
         }
         self.index.set_intent(intent);
+        // From here on the snapshot can be seen to be in use.
+        drop(unchanged);
         self.poke(id);
         self.await_creation(id).await
     }
@@ -212,9 +214,8 @@ impl Engine {
                 deadline: self.in_future(self.settings.freeze_deadline),
             };
             let event = self.event(&format!("{word}_requested"), "");
-            if self.store.advance(entry.generation(), &intent, Some(&event)).await? == Advance::Written {
-                let generation = intent.generation;
-                self.index.set_intent(intent);
+            let generation = intent.generation;
+            if self.advance(entry.generation(), intent, Some(&event)).await? == Advance::Written {
                 self.poke(entry.id);
                 return self.await_operation(entry.id, generation, word).await;
             }
@@ -294,12 +295,11 @@ impl Engine {
                 // A removal never gives up; the deadline only dates the attempt.
                 deadline: self.in_future(self.settings.remove_retry),
             };
+            self.announce_overtaken_create(&entry).await;
             let event = self.event("remove_requested", reason.word());
-            if self.store.advance(entry.generation(), &intent, Some(&event)).await? == Advance::Written {
-                let generation = intent.generation;
-                self.index.set_intent(intent);
+            let generation = intent.generation;
+            if self.advance(entry.generation(), intent, Some(&event)).await? == Advance::Written {
                 self.poke(id);
-                self.record_overtaken_create(&entry).await;
                 return Ok(Some(generation));
             }
             tokio::time::sleep(AFTER_LOST_RACE).await;
@@ -308,7 +308,7 @@ impl Engine {
     }
 
     /// A create that is removed before it had an outcome still leaves its line in the history.
-    async fn record_overtaken_create(&self, entry: &Entry) {
+    async fn announce_overtaken_create(&self, entry: &Entry) {
         let Some(Intent { operation: Operation::Create(create), accepted_at, .. }) = entry.intent.as_deref()
         else {
             return;
@@ -316,9 +316,7 @@ impl Engine {
         if matches!(create.progress, Progress::Failed { .. }) {
             return;
         }
-        if let Err(error) = self.store.append(entry.id, &[accepted(create, *accepted_at)]).await {
-            warn!(sandbox = %entry.id, %error, "an event could not be recorded");
-        }
+        self.announce(entry.id, create, *accepted_at).await;
     }
 
     /// Moves the expiry. Returns the new instant.
@@ -335,11 +333,8 @@ impl Engine {
             Ok(())
         })
         .await?;
-        let event = self.event("renewed", &expires_at.to_string());
-        if let Err(error) = self.store.append(id_of, &[event]).await {
-            // The renewal itself lies with the runtime and holds.
-            warn!(sandbox = %id_of, %error, "a renewal could not be recorded");
-        }
+        // The renewal itself lies with the runtime and holds, whether this line is written or not.
+        self.note(id_of, "renewed", &expires_at.to_string()).await;
         Ok(expires_at)
     }
 
@@ -360,6 +355,8 @@ impl Engine {
             Ok(())
         })
         .await?;
+        let names: Vec<&str> = patch.keys().map(String::as_str).collect();
+        self.note(id_of, "metadata_changed", &names.join(" ")).await;
         self.find(id)
     }
 
@@ -384,6 +381,7 @@ impl Engine {
             if entry.observed.is_some() {
                 return match self.runtime.update_facts(id, &facts).await {
                     Ok(observed) => {
+                        let _change = self.changing(id);
                         self.index.observe(observed);
                         Ok(())
                     }
@@ -399,8 +397,7 @@ impl Engine {
                 operation: Operation::Create(Box::new(create)),
                 ..intent.clone()
             };
-            if self.store.advance(Some(intent.generation), &next, None).await? == Advance::Written {
-                self.index.set_intent(next);
+            if self.advance(Some(intent.generation), next, None).await? == Advance::Written {
                 self.poke(id);
                 return Ok(());
             }

@@ -13,14 +13,14 @@ use sandglass_sandbox::{
     },
     ports::{
         RuntimeErrorKind,
-        runtime::{Condition, PrepareProgress, RuntimeError, StartPlan},
+        runtime::{Condition, Observation, PrepareProgress, RuntimeError, StartPlan},
         store::{Advance, EventRecord, StoreError},
     },
 };
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use super::{Engine, commit::accepted, index::Entry};
+use super::{Engine, history::REMOVED, index::Entry, loops};
 use crate::telemetry::{belonging, traces};
 
 /// Progress lines of one phase are at least this far apart.
@@ -70,6 +70,7 @@ impl Engine {
                     if self.next_step(id).1 == Step::Nothing {
                         drivers.remove(&id);
                         self.secrets().remove(&id);
+                        self.journal.forget(id);
                         return;
                     }
                 }
@@ -105,26 +106,37 @@ impl Engine {
             (Step::Prepare, Operation::Create(create)) => self.prepare(id, intent, create, poke).await,
             (Step::Start, Operation::Create(_)) => self.start(id, intent.generation, poke).await,
             (Step::Pause, _) => {
+                let _working = self.working_on(id);
                 let done = self.runtime.pause(id).await;
+                let done = self.looked_at(id, Condition::Paused, done).await;
                 self.frozen(id, intent, done, "paused").await
             }
             (Step::Resume, _) => {
+                let _working = self.working_on(id);
                 let done = self.runtime.resume(id).await;
+                let done = self.looked_at(id, Condition::Running, done).await;
                 self.frozen(id, intent, done, "resumed").await
             }
-            (Step::Remove, Operation::Remove { reason, .. }) => self.remove(id, intent, reason.word()).await,
+            (Step::Remove, Operation::Remove { reason, .. }) => {
+                let _working = self.working_on(id);
+                self.remove(id, intent, reason.word()).await
+            }
+            (Step::Close(Outcome::Done), Operation::Create(create)) => {
+                self.close_created(id, intent, create).await
+            }
             (Step::Close(outcome), operation) => {
                 let events = match (outcome, operation) {
-                    (Outcome::Done, Operation::Create(create)) => {
-                        self.created(None);
-                        vec![accepted(create, intent.accepted_at), self.event("running", "the sandbox is up")]
-                    }
-                    (Outcome::Done, _) => Vec::new(),
+                    // Somebody else did it: by hand, or an attempt whose answer was lost.
+                    (Outcome::Done, Operation::Pause) => vec![self.event("paused", "")],
+                    (Outcome::Done, _) => vec![self.event("resumed", "")],
                     (Outcome::Overtaken, _) => {
                         vec![self.event("overtaken", "the box ended before the operation took effect")]
                     }
+                    (Outcome::TimedOut, Operation::Pause) => {
+                        vec![self.event("pause_timed_out", "the pause did not take effect in time")]
+                    }
                     (Outcome::TimedOut, _) => {
-                        vec![self.event("timed_out", "the operation did not take effect in time")]
+                        vec![self.event("resume_timed_out", "the resume did not take effect in time")]
                     }
                 };
                 if outcome != Outcome::Done {
@@ -135,7 +147,7 @@ impl Engine {
                     );
                     self.index.set_failure(id, intent.generation, error);
                 }
-                self.close(id, intent.generation, &events).await
+                self.close(id, intent.generation, &events).await.map(drop)
             }
             (Step::Discard, Operation::Create(_)) => {
                 match self.runtime.remove(id, Duration::ZERO).await {
@@ -166,12 +178,19 @@ impl Engine {
         self.index.set_progress(id, intent.generation, Progress::Preparing);
         let secrets = self.secrets().get(&id).cloned().unwrap_or_default();
         let (tell, told) = tokio::sync::mpsc::channel(16);
-        // What nobody has written down yet is dropped: progress must not hold up the work.
-        let report = |progress: PrepareProgress| drop(tell.try_send(progress));
+        let work = async {
+            // What nobody has written down yet is dropped: progress must not hold up the work.
+            let report = |progress: PrepareProgress| drop(tell.try_send(progress));
+            let done = self.runtime.prepare(&create.spec, &secrets, &report).await;
+            drop(tell);
+            done
+        };
         let mut span = phase("sandbox.prepare", id);
         let prepared = tokio::select! {
-            done = self.runtime.prepare(&create.spec, &secrets, &report) => done,
-            () = self.record_progress(id, told) => return Ok(()),
+            (done, ()) = futures_util::future::join(
+                work,
+                self.record_progress(id, create, intent.accepted_at, told),
+            ) => done,
             // A delete makes the pull pointless; anything else that pokes starts it over, which is cheap.
             () = self.superseded(id, intent.generation, poke) => return Ok(()),
         };
@@ -190,8 +209,14 @@ impl Engine {
         }
     }
 
-    /// Writes what `prepare` tells into the history, at most a line a second of each phase. Never ends by itself.
-    async fn record_progress(&self, id: SandboxId, mut told: tokio::sync::mpsc::Receiver<PrepareProgress>) {
+    /// Writes what `prepare` tells into the history, at most a line a second of each phase, until that is over.
+    async fn record_progress(
+        &self,
+        id: SandboxId,
+        create: &Create,
+        accepted_at: Timestamp,
+        mut told: tokio::sync::mpsc::Receiver<PrepareProgress>,
+    ) {
         let mut last: Option<(&'static str, Timestamp)> = None;
         while let Some(progress) = told.recv().await {
             let now = self.clock.now();
@@ -202,12 +227,9 @@ impl Engine {
                 continue;
             }
             last = Some((progress.phase, now));
-            let event = self.event(progress.phase, &progress.message);
-            if let Err(error) = self.store.append(id, &[event]).await {
-                warn!(sandbox = %id, %error, "an event could not be recorded");
-            }
+            self.announce(id, create, accepted_at).await;
+            self.note(id, &format!("image_{}", progress.phase), &progress.message).await;
         }
-        std::future::pending::<()>().await;
     }
 
     /// The create is tried again when the runtime is back, and every now and then, until its deadline.
@@ -254,26 +276,26 @@ impl Engine {
             route_token: create.route_token.clone(),
         };
         let secrets = self.secrets().get(&id).cloned().unwrap_or_default();
-        self.making().insert(id);
+        let working = self.working_on(id);
         let mut span = phase("sandbox.start", id);
         let started = self.runtime.start(id, &plan, &secrets).await;
         end_phase(&mut span, started.as_ref().err());
         drop(span);
-        self.making().remove(&id);
         match started {
             Ok(observed) => {
-                let unfinished = observed.condition == Condition::Starting;
-                self.index.observe(observed);
-                if unfinished {
-                    drop((slot, facts));
+                if observed.condition == Condition::Starting {
+                    self.index.observe(observed);
+                    drop((slot, facts, working));
                     self.pause_until_poked(poke).await;
-                } else {
-                    self.secrets().remove(&id);
+                    return Ok(());
                 }
-                Ok(())
+                let _change = self.changing(id);
+                self.index.observe(observed);
+                self.secrets().remove(&id);
+                self.close_created(id, &intent, create).await
             }
             Err(error) if error.retryable() => {
-                drop((slot, facts));
+                drop((slot, facts, working));
                 self.await_runtime(id, error, poke).await;
                 Ok(())
             }
@@ -281,29 +303,51 @@ impl Engine {
         }
     }
 
+    /// An answer that is an error says nothing about what was done: look.
+    async fn looked_at(
+        self: &Arc<Self>,
+        id: SandboxId,
+        wanted: Condition,
+        done: Result<Observation, RuntimeError>,
+    ) -> Result<Observation, RuntimeError> {
+        let error = match done {
+            Err(error) if error.kind != RuntimeErrorKind::NotFound && !error.retryable() => error,
+            done => return done,
+        };
+        match self.runtime.inspect(id).await {
+            Ok(Some(now)) if now.condition == wanted => Ok(now),
+            Ok(Some(now)) => {
+                loops::observe::observed(self, now).await;
+                Err(error)
+            }
+            _ => Err(error),
+        }
+    }
+
     async fn frozen(
         &self,
         id: SandboxId,
         intent: &Intent,
-        done: Result<sandglass_sandbox::ports::runtime::Observation, RuntimeError>,
+        done: Result<Observation, RuntimeError>,
         kind: &str,
     ) -> Result<(), StoreError> {
-        let event = match done {
+        let _change = self.changing(id);
+        let mut events = Vec::new();
+        match done {
             Ok(observed) => {
                 self.index.observe(observed);
-                self.event(kind, "")
+                events.push(self.event(kind, ""));
             }
             Err(error) => {
                 warn!(sandbox = %id, error = %error, "could not be {kind}");
-                if error.kind == RuntimeErrorKind::NotFound {
-                    self.vanished(id);
+                events.push(self.event(&format!("{kind}_failed"), &error.to_string()));
+                if error.kind == RuntimeErrorKind::NotFound && self.vanished(id) {
+                    events.push(self.event(REMOVED, "not by this server"));
                 }
-                let event = self.event(&format!("{kind}_failed"), &error.to_string());
                 self.index.set_failure(id, intent.generation, error);
-                event
             }
-        };
-        self.close(id, intent.generation, &[event]).await
+        }
+        self.close(id, intent.generation, &events).await.map(drop)
     }
 
     async fn remove(&self, id: SandboxId, intent: &Intent, reason: &str) -> Result<(), StoreError> {
@@ -313,9 +357,10 @@ impl Engine {
         match self.runtime.remove(id, self.settings.stop_grace).await {
             Ok(()) => {
                 info!(sandbox = %id, reason, "removed");
-                events.push(self.event("removed", reason));
+                let _change = self.changing(id);
+                events.push(self.event(REMOVED, reason));
                 self.vanished(id);
-                self.close(id, intent.generation, &events).await
+                self.close(id, intent.generation, &events).await.map(drop)
             }
             Err(error) => {
                 warn!(sandbox = %id, error = %error, "removal failed");
@@ -324,10 +369,7 @@ impl Engine {
                 let event = self.event("remove_failed", &error.to_string());
                 let operation = Operation::Remove { reason, not_before, last_error: Some(error.to_string()) };
                 let again = Intent { generation: intent.generation + 1, operation, ..intent.clone() };
-                if self.store.advance(Some(intent.generation), &again, Some(&event)).await?
-                    == Advance::Written
-                {
-                    self.index.set_intent(again);
+                if self.advance(Some(intent.generation), again, Some(&event)).await? == Advance::Written {
                     self.index.set_failure(id, intent.generation, error);
                 }
                 Ok(())
@@ -358,36 +400,14 @@ impl Engine {
             operation: Operation::Create(Box::new(failed)),
             ..intent.as_ref().clone()
         };
-        let accepted = accepted(create, intent.accepted_at);
-        if self.store.advance(Some(generation), &failed, Some(&event)).await? == Advance::Written {
-            if let Err(error) = self.store.append(id, &[accepted]).await {
-                warn!(sandbox = %id, %error, "an event could not be recorded");
-            }
-            self.index.set_intent(failed);
-        }
-        Ok(())
-    }
-
-    pub(super) async fn close(
-        &self,
-        id: SandboxId,
-        generation: u64,
-        events: &[EventRecord],
-    ) -> Result<(), StoreError> {
-        // A lost race means that a newer intent is in the index already; the next look finds it.
-        if self.store.close(id, generation, events).await? == Advance::Written {
-            self.index.clear_intent(id, generation);
-        }
-        Ok(())
-    }
-
-    pub(super) fn event(&self, kind: &str, message: &str) -> EventRecord {
-        EventRecord { at: self.clock.now(), kind: kind.into(), message: message.into() }
+        self.announce(id, create, intent.accepted_at).await;
+        self.advance(Some(generation), failed, Some(&event)).await.map(drop)
     }
 }
 
-pub(super) fn record(event: sandglass_sandbox::ports::runtime::BoxEvent) -> EventRecord {
-    EventRecord { at: event.at, kind: event.kind, message: event.message }
+/// A line of the box's own history, marked as such: the server has lines of the same kinds.
+fn record(event: sandglass_sandbox::ports::runtime::BoxEvent) -> EventRecord {
+    EventRecord { at: event.at, kind: format!("box.{}", event.kind), message: event.message }
 }
 
 /// A phase of a create as a span of the request that began it.

@@ -7,7 +7,6 @@ use sandglass_sandbox::{
     SandboxId, Timestamp,
     lifecycle::{request::Request, state::State},
 };
-use tracing::warn;
 
 use super::{Engine, commit::EngineError, index::Entry};
 
@@ -57,11 +56,8 @@ impl Engine {
             Err(EngineError::NotFound(_) | EngineError::ManualCleanup) => return Ok(Extended::Ineligible),
             Err(error) => return Err(error),
         }
-        let event = self.event("renewed", &format!("{until}, because it is in use"));
-        if let Err(error) = self.store.append(id, &[event]).await {
-            // The renewal itself lies with the runtime and holds.
-            warn!(sandbox = %id, %error, "a renewal could not be recorded");
-        }
+        // The renewal itself lies with the runtime and holds, whether this line is written or not.
+        self.note(id, "renewed", &format!("{until}, because it is in use")).await;
         Ok(Extended::Until(until))
     }
 }

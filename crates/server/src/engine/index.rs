@@ -6,7 +6,7 @@ use std::{
 };
 
 use sandglass_sandbox::{
-    SandboxId, Timestamp,
+    SandboxId, SnapshotId, Timestamp,
     lifecycle::{
         intent::{Intent, Operation, Progress},
         state::{self, Status},
@@ -286,6 +286,23 @@ impl Index {
     /// Sandboxes with an operation in flight.
     pub(super) fn with_intents(&self) -> Vec<SandboxId> {
         self.read().values().filter(|e| e.intent.is_some()).map(|e| e.id).collect()
+    }
+
+    /// Boxes that are being made, by an attempt that nothing is known of.
+    pub(super) fn half_made(&self) -> Vec<SandboxId> {
+        let half_made = |e: &&Entry| {
+            e.intent.is_none() && e.observed.as_ref().is_some_and(|o| o.condition == Condition::Starting)
+        };
+        self.read().values().filter(half_made).map(|e| e.id).collect()
+    }
+
+    /// Whether a sandbox is made from the snapshot, or is about to be.
+    pub(super) fn restored_from(&self, snapshot: SnapshotId) -> bool {
+        self.read().values().any(|entry| {
+            let failed = entry.create().is_some_and(|c| matches!(c.progress, Progress::Failed { .. }));
+            (entry.observed.is_some() || !failed)
+                && entry.spec().is_some_and(|spec| spec.snapshot == Some(snapshot))
+        })
     }
 
     /// Boxes that exist by our knowledge and were observed before `revision`: what a full list must confirm.

@@ -9,8 +9,10 @@
 pub mod commit;
 mod driver;
 pub mod extend;
+pub mod history;
 pub mod index;
 pub mod loops;
+pub mod snapshots;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,13 +22,18 @@ use std::{
 
 use sandglass_sandbox::{
     Clock, SandboxId,
-    ports::{Runtime, Store, StoreError, runtime::RuntimeError},
+    ports::{
+        Runtime, Store, StoreError,
+        runtime::{Condition, Observation, RuntimeError},
+    },
     spec::Secrets,
 };
 use tokio::sync::{Semaphore, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use index::Index;
+use history::Journal;
+use index::{Index, News};
+use snapshots::Snapshots;
 
 /// Numbers the engine works by.
 #[derive(Debug, Clone)]
@@ -47,6 +54,10 @@ pub struct Settings {
     pub failed_create_retention: Duration,
     /// History and idempotency keys older than this are forgotten.
     pub history_retention: Duration,
+    /// A snapshot that is not made by then has failed; counts from its request.
+    pub snapshot_deadline: Duration,
+    /// A half-made box that no create is working on is removed after this time.
+    pub orphan_grace: Duration,
     /// The whole list is compared with the runtime this often.
     pub resync_every: Duration,
     /// Boxes being started at the same time; more only wait inside the kernel.
@@ -66,6 +77,8 @@ impl Default for Settings {
             stop_grace: Duration::ZERO,
             failed_create_retention: Duration::from_secs(3600),
             history_retention: Duration::from_secs(7 * 24 * 3600),
+            snapshot_deadline: Duration::from_secs(900),
+            orphan_grace: Duration::from_secs(60),
             resync_every: Duration::from_secs(30),
             parallel_starts: 6,
             max_sandboxes: 0,
@@ -83,23 +96,36 @@ pub struct Engine {
     clock: Arc<dyn Clock>,
     settings: Settings,
     index: Index,
+    journal: Journal,
+    snapshots: Snapshots,
     drivers: Mutex<HashMap<SandboxId, Arc<tokio::sync::Notify>>>,
     /// Secrets of creates in flight. Memory only, dropped when the create is over.
     secrets: Mutex<HashMap<SandboxId, Arc<Secrets>>>,
-    /// Boxes that `Runtime::start` is working on: it alone says when they are up.
-    making: Mutex<HashSet<SandboxId>>,
+    /// Boxes whose driver is calling the runtime: its answer alone says what came of it, together with the history.
+    working: Mutex<HashSet<SandboxId>>,
     /// Why the runtime cannot be reached at the moment.
     lost: watch::Sender<Option<Arc<RuntimeError>>>,
     facts_locks: Box<[tokio::sync::Mutex<()>]>,
     starting: Semaphore,
     tasks: TaskTracker,
     stopping: CancellationToken,
+    /// Whoever reads along is to end.
+    closing: CancellationToken,
     removed_hook: std::sync::OnceLock<RemovedHook>,
     created_hook: std::sync::OnceLock<CreatedHook>,
 }
 
 /// Told of every create that came to an end, with the phase in which it failed.
 type CreatedHook = Box<dyn Fn(Option<&str>) + Send + Sync>;
+
+/// See [`Engine::working_on`].
+struct Working<'a>(&'a Engine, SandboxId);
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        self.0.working().remove(&self.1);
+    }
+}
 
 /// Told of every box that is gone, before its address can be given to another.
 type RemovedHook = Box<dyn Fn(&sandglass_sandbox::ports::runtime::Observation) + Send + Sync>;
@@ -134,13 +160,16 @@ impl Engine {
             clock,
             settings,
             index: Index::default(),
+            journal: Journal::default(),
+            snapshots: Snapshots::default(),
             drivers: Mutex::default(),
             secrets: Mutex::default(),
-            making: Mutex::default(),
+            working: Mutex::default(),
             lost: watch::Sender::new(None),
             facts_locks: (0..FACTS_LOCKS).map(|_| tokio::sync::Mutex::new(())).collect(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
+            closing: CancellationToken::new(),
             removed_hook: std::sync::OnceLock::new(),
             created_hook: std::sync::OnceLock::new(),
         })
@@ -163,13 +192,16 @@ impl Engine {
         }
         let intents = self.store.open_intents().await?;
         let open: Vec<_> = intents.iter().map(|i| i.sandbox_id).collect();
+        self.recall_announced(&open).await?;
         for intent in intents {
             self.index.set_intent(intent);
         }
         for id in open {
             self.poke(id);
         }
+        snapshots::spawn(self);
         loops::expire::spawn(self);
+        loops::orphans::spawn(self);
         loops::resync::spawn(self);
         loops::prune::spawn(self);
         Ok(())
@@ -177,9 +209,20 @@ impl Engine {
 
     /// Ends the loops and drivers. Sandboxes and open intents stay as they are.
     pub async fn stop(&self) {
+        self.closing.cancel();
         self.stopping.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+    }
+
+    /// Ends whoever reads along, so that the connections can be drained.
+    pub fn close_streams(&self) {
+        self.closing.cancel();
+    }
+
+    /// Cancelled when nobody is to read along any longer.
+    pub fn closing(&self) -> &CancellationToken {
+        &self.closing
     }
 
     /// Registers who is told of boxes that are gone. The first call counts.
@@ -188,6 +231,19 @@ impl Engine {
         hook: impl Fn(&sandglass_sandbox::ports::runtime::Observation) + Send + Sync + 'static,
     ) {
         let _ = self.removed_hook.set(Box::new(hook));
+    }
+
+    /// Takes an observation into the index, unless it shows a box that is held still while it is copied, or let go afterwards: that is
+    /// nobody's wish, and the end of the copy sees to it that what was wished for holds.
+    fn observe(&self, observed: Observation) -> News {
+        let up = |condition: &Condition| matches!(condition, Condition::Running | Condition::Paused);
+        if self.snapshots.copies(observed.id) && up(&observed.condition) {
+            let known = self.index.get(observed.id).and_then(|e| e.observed);
+            if known.is_some_and(|k| up(&k.condition) && k.condition != observed.condition) {
+                return News::Stale;
+            }
+        }
+        self.index.observe(observed)
     }
 
     /// Registers who is told of creates that came to an end: `None` for success, else the phase that failed. The first call counts.
@@ -232,6 +288,7 @@ impl Engine {
         for id in self.index.with_intents() {
             self.poke(id);
         }
+        self.snapshots.look();
     }
 
     /// What exists, as this process knows it.
@@ -260,8 +317,14 @@ impl Engine {
         &self.facts_locks[usize::try_from(hash % FACTS_LOCKS).unwrap_or(0)]
     }
 
-    fn making(&self) -> MutexGuard<'_, HashSet<SandboxId>> {
-        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    fn working(&self) -> MutexGuard<'_, HashSet<SandboxId>> {
+        self.working.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The driver of this sandbox is at work until the answer is dropped.
+    fn working_on(&self, id: SandboxId) -> Working<'_> {
+        self.working().insert(id);
+        Working(self, id)
     }
 
     fn secrets(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Secrets>>> {

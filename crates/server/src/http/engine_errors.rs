@@ -2,12 +2,12 @@
 
 use sandglass_sandbox::{
     lifecycle::{intent::StoredError, request::Refused},
-    ports::{RuntimeErrorKind as Kind, runtime::RuntimeError},
+    ports::{RuntimeErrorKind as Kind, StoreError, runtime::RuntimeError},
 };
 use tracing::error;
 
 use super::error::{ApiError, Code};
-use crate::engine::commit::EngineError;
+use crate::engine::{commit::EngineError, snapshots::SnapshotError};
 
 impl From<EngineError> for ApiError {
     fn from(e: EngineError) -> Self {
@@ -27,15 +27,40 @@ impl From<EngineError> for ApiError {
             EngineError::KeySpent => Self::new(Code::IdempotencyKeySpent, e.to_string()),
             EngineError::TooMany(_) => Self::exhausted(e.to_string(), 5),
             EngineError::Contended => Self::new(Code::Unavailable, e.to_string()),
-            EngineError::Store(source) => {
-                error!(error = %source, "the store failed");
-                Self::new(
-                    Code::Unavailable,
-                    "the server's store cannot be used at the moment; nothing was changed",
-                )
-            }
+            EngineError::SnapshotNotReady => Self::new(Code::SnapshotNotReady, e.to_string()),
+            EngineError::Snapshot(why) => of_snapshot(why),
+            EngineError::Store(source) => store_failed(source),
         }
     }
+}
+
+impl From<SnapshotError> for ApiError {
+    fn from(why: SnapshotError) -> Self {
+        of_snapshot(&why)
+    }
+}
+
+fn store_failed(source: &StoreError) -> ApiError {
+    error!(error = %source, "the store failed");
+    ApiError::new(Code::Unavailable, "the server's store cannot be used at the moment; nothing was changed")
+}
+
+fn of_snapshot(why: &SnapshotError) -> ApiError {
+    let code = match why {
+        SnapshotError::NotFound => Code::SnapshotNotFound,
+        SnapshotError::SourceState(_) => Code::SnapshotInvalidSourceState,
+        SnapshotError::NotImplemented(_) => Code::SnapshotNotImplemented,
+        SnapshotError::Busy => return ApiError::exhausted(why.to_string(), 10),
+        SnapshotError::State(_) | SnapshotError::Changed => Code::SnapshotInvalidState,
+        SnapshotError::InUse(_) => Code::SnapshotDeleteConflict,
+        SnapshotError::NotReady(_) => Code::SnapshotNotReady,
+        SnapshotError::RestoreConfig(_) => Code::SnapshotInvalidRestoreConfig,
+        SnapshotError::RemoveFailed(_) => Code::SnapshotRemoveFailed,
+        SnapshotError::Unreachable(_) => Code::SnapshotRemoveUnavailable,
+        SnapshotError::SourceUnreachable(_) => Code::QueryUnavailable,
+        SnapshotError::Store(source) => return store_failed(source),
+    };
+    ApiError::new(code, why.to_string())
 }
 
 fn operation_code(operation: &str, kind: Kind) -> Code {
@@ -53,6 +78,8 @@ fn operation_code(operation: &str, kind: Kind) -> Code {
 const CREATE: &[(Option<Kind>, &[&str], Code)] = &[
     (Some(Kind::Invalid), &["entrypoint"], Code::InvalidEntrypoint),
     (Some(Kind::Invalid), &["volume-driver"], Code::VolumeSubPathUnsupported),
+    (Some(Kind::Invalid), &["volume-host"], Code::VolumeHostPathNotAllowed),
+    (None, &["volume-host"], Code::VolumeHostPathCreateFailed),
     (None, &["volume-missing"], Code::VolumeNotFound),
     (None, &["volume-inspect"], Code::VolumeInspectFailed),
     (None, &["ossfs-root"], Code::VolumeOssfsMountRoot),
@@ -120,6 +147,8 @@ mod tests {
             (Kind::Exhausted, "image", 429, "SANDBOX::RESOURCES_EXHAUSTED"),
             (Kind::Invalid, "volume-missing", 400, "VOLUME::PVC_NOT_FOUND"),
             (Kind::NotFound, "volume-missing", 400, "VOLUME::PVC_NOT_FOUND"),
+            (Kind::Invalid, "volume-host", 400, "VOLUME::HOST_PATH_NOT_ALLOWED"),
+            (Kind::Failed, "volume-host", 500, "VOLUME::HOST_PATH_CREATE_FAILED"),
             (Kind::Failed, "volume-inspect", 500, "VOLUME::PVC_INSPECT_FAILED"),
             (Kind::Invalid, "volume-driver", 400, "VOLUME::PVC_SUBPATH_UNSUPPORTED_DRIVER"),
             (Kind::Failed, "ossfs-root", 500, "VOLUME::INVALID_OSSFS_MOUNT_ROOT"),
@@ -158,6 +187,29 @@ mod tests {
             let error = Arc::new(RuntimeError::new(kind, "engine", "why"));
             let seen = ApiError::from(EngineError::OperationFailed { operation, error });
             assert_eq!((seen.status.as_u16(), seen.code), (status, code), "{operation} {kind:?}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_snapshot_errors() {
+        use sandglass_sandbox::{lifecycle::state::State, snapshot::SnapshotState};
+        let engine = || Arc::new(RuntimeError::new(Kind::Unavailable, "engine", "gone"));
+        for (why, status, code) in [
+            (SnapshotError::NotFound, 404, "SNAPSHOT::NOT_FOUND"),
+            (SnapshotError::SourceState(State::Paused), 409, "SNAPSHOT::INVALID_SOURCE_STATE"),
+            (SnapshotError::NotImplemented("x"), 501, "SNAPSHOT::NOT_IMPLEMENTED"),
+            (SnapshotError::Busy, 429, "SANDBOX::RESOURCES_EXHAUSTED"),
+            (SnapshotError::State(SnapshotState::Creating), 409, "SNAPSHOT::INVALID_STATE"),
+            (SnapshotError::Changed, 409, "SNAPSHOT::INVALID_STATE"),
+            (SnapshotError::InUse("x".into()), 409, "SNAPSHOT::DELETE_CONFLICT"),
+            (SnapshotError::NotReady(SnapshotState::Failed), 409, "SNAPSHOT::NOT_READY"),
+            (SnapshotError::RestoreConfig("x".into()), 409, "SNAPSHOT::INVALID_RESTORE_CONFIG"),
+            (SnapshotError::RemoveFailed(engine()), 500, "DOCKER::SNAPSHOT_IMAGE_REMOVE_FAILED"),
+            (SnapshotError::Unreachable(engine()), 503, "DOCKER::SNAPSHOT_IMAGE_REMOVE_FAILED"),
+            (SnapshotError::SourceUnreachable(engine()), 503, "DOCKER::SANDBOX_QUERY_FAILED"),
+        ] {
+            let seen = ApiError::from(why.clone());
+            assert_eq!((seen.status.as_u16(), seen.code), (status, code), "{why:?}");
         }
     }
 

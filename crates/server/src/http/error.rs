@@ -95,6 +95,13 @@ codes! {
     SnapshotNotFound = NOT_FOUND "SNAPSHOT::NOT_FOUND";
     SnapshotInvalidSourceState = CONFLICT "SNAPSHOT::INVALID_SOURCE_STATE";
     SnapshotNotImplemented = NOT_IMPLEMENTED "SNAPSHOT::NOT_IMPLEMENTED";
+    SnapshotInvalidState = CONFLICT "SNAPSHOT::INVALID_STATE";
+    SnapshotDeleteConflict = CONFLICT "SNAPSHOT::DELETE_CONFLICT";
+    SnapshotNotReady = CONFLICT "SNAPSHOT::NOT_READY";
+    SnapshotInvalidRestoreConfig = CONFLICT "SNAPSHOT::INVALID_RESTORE_CONFIG";
+    SnapshotRemoveFailed = INTERNAL_SERVER_ERROR "DOCKER::SNAPSHOT_IMAGE_REMOVE_FAILED";
+    /// The runtime cannot be reached; the removal goes on when it can.
+    SnapshotRemoveUnavailable = SERVICE_UNAVAILABLE "DOCKER::SNAPSHOT_IMAGE_REMOVE_FAILED";
 
     PoolNotSupported = NOT_IMPLEMENTED "KUBERNETES::POOL_NOT_SUPPORTED";
     TemplatesNotSupported = NOT_IMPLEMENTED "FSB::API_NOT_SUPPORTED";

@@ -6,6 +6,7 @@ mod diagnostics;
 mod docs;
 mod engine_errors;
 pub mod error;
+mod events;
 pub mod fields;
 pub mod filters;
 mod health;
@@ -19,6 +20,7 @@ pub mod parse;
 mod present;
 pub mod router;
 mod sandboxes;
+mod snapshots;
 mod unsupported;
 pub mod validate;
 

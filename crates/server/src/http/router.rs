@@ -9,8 +9,8 @@ use axum::{
 };
 
 use super::{
-    App, diagnostics, docs, health, images, metrics_events, metrics_page, middleware, network_policy,
-    sandboxes, unsupported,
+    App, diagnostics, docs, events, health, images, metrics_events, metrics_page, middleware, network_policy,
+    sandboxes, snapshots, unsupported,
 };
 use crate::ingress::proxy_handler;
 
@@ -30,10 +30,11 @@ fn both_mounts(app: &App) -> Router<App> {
         .route("/sandboxes/{id}/diagnostics/events", get(diagnostics::events))
         .route("/sandboxes/{id}/diagnostics/inspect", get(diagnostics::inspect))
         .route("/sandboxes/{id}/diagnostics/summary", get(diagnostics::summary))
-        // What this runtime lacks: validated, then refused with the documented code.
-        .route("/sandboxes/{id}/snapshots", post(unsupported::create_snapshot))
-        .route("/snapshots", get(unsupported::list_snapshots))
-        .route("/snapshots/{id}", get(unsupported::get_snapshot).delete(unsupported::get_snapshot))
+        .route("/sandboxes/{id}/events", get(events::events))
+        // Snapshots, as far as the runtime makes them.
+        .route("/sandboxes/{id}/snapshots", post(snapshots::create))
+        .route("/snapshots", get(snapshots::list))
+        .route("/snapshots/{id}", get(snapshots::get).delete(snapshots::delete))
         .route(
             "/sandboxes/{id}/networkpolicy",
             get(network_policy::read)
@@ -42,6 +43,7 @@ fn both_mounts(app: &App) -> Router<App> {
                 .delete(network_policy::delete)
                 .route_layer(use_of_sandbox),
         )
+        // What single hosts lack: validated, then refused with the documented code.
         .route("/pools", post(unsupported::create_pool).get(unsupported::no_pools))
         .route(
             "/pools/{name}",

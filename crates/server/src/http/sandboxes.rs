@@ -19,7 +19,7 @@ use super::{
     fields::Findings,
     filters,
     parse::{QueryString, RawBody},
-    present, validate,
+    present, snapshots, validate,
 };
 use crate::{
     engine::commit::NewSandbox,
@@ -42,7 +42,8 @@ pub async fn create(
     let value = body.required()?;
     let request = decode::create::create(&value)?;
     validate::create::before_snapshot(&request)?;
-    let mut wanted = validate::create::create(request, None, &app.rules, now)?;
+    let restored = snapshots::restored(&app, &principal, &request).await?;
+    let mut wanted = validate::create::create(request, restored, &app.rules, now)?;
     wanted.spec.tenant = principal.tenant().map(str::to_owned);
     app.admit(&wanted.spec).await?;
     let wanted = wanted.settle(&app.rules).await?;

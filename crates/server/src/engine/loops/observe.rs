@@ -3,10 +3,17 @@
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use sandglass_sandbox::ports::runtime::{Condition, Observation, RuntimeEvent};
+use sandglass_sandbox::{
+    SandboxId,
+    lifecycle::{
+        intent::Operation,
+        state::{State, Status},
+    },
+    ports::runtime::{Condition, Observation, RuntimeEvent},
+};
 use tracing::{info, warn};
 
-use crate::engine::{Engine, index::News};
+use crate::engine::{Engine, history::REMOVED, index::News};
 
 pub(in crate::engine) fn spawn(engine: &Arc<Engine>) {
     let mut events = engine.runtime.watch();
@@ -29,29 +36,19 @@ async fn take(engine: &Arc<Engine>, event: RuntimeEvent) {
     match event {
         RuntimeEvent::Observed(observed) => {
             let id = observed.id;
-            // Seen between its start and its readiness; the start's own answer is newer.
-            if engine.making().contains(&id) {
+            if awaited(engine, &observed) {
                 return;
             }
-            let exit = exit_message(&observed);
-            let news = engine.index.observe(*observed);
-            if news == News::ConditionChanged
-                && let Some(message) = exit
-            {
-                info!(sandbox = %id, message, "the box ended");
-                append(engine, id, "exited", &message).await;
-            }
+            self::observed(engine, *observed).await;
             if engine.index.get(id).is_some_and(|e| e.intent.is_some()) {
                 engine.poke(id);
             }
         }
         RuntimeEvent::Removed(id) => {
-            if engine.vanished(id) {
-                // During our own removal the driver writes the history; this is the runtime acting alone.
-                if !engine.index.get(id).is_some_and(|e| e.removing()) {
-                    info!(sandbox = %id, "the runtime removed the sandbox by itself");
-                    append(engine, id, "removed", "by its runtime").await;
-                }
+            if engine.working().contains(&id) {
+                return;
+            }
+            if vanished(engine, id, "by its runtime").await {
                 engine.poke(id);
             }
         }
@@ -62,21 +59,68 @@ async fn take(engine: &Arc<Engine>, event: RuntimeEvent) {
         RuntimeEvent::Back => engine.found_again(),
         RuntimeEvent::Noticed(id, event) => {
             warn!(sandbox = %id, kind = event.kind, message = event.message, "noticed");
-            append(engine, id, &event.kind, &event.message).await;
+            engine.note(id, &event.kind, &event.message).await;
         }
     }
 }
 
-fn exit_message(observed: &Observation) -> Option<String> {
-    match &observed.condition {
-        Condition::Exited(exit) => Some(exit.message.clone()),
-        _ => None,
+/// Whether the driver is about to learn this by itself: the runtime's answer to its call is newer, and comes with the line of history. An end is
+/// no answer to any call on a box that is up.
+fn awaited(engine: &Engine, observed: &Observation) -> bool {
+    let up = engine.index.get(observed.id).is_some_and(|e| e.observed.is_some());
+    let ended = matches!(observed.condition, Condition::Exited(_));
+    engine.working().contains(&observed.id) && !(up && ended)
+}
+
+/// Takes an observation, and writes down what it tells that no operation of ours brought about.
+pub(in crate::engine) async fn observed(engine: &Arc<Engine>, observed: Observation) -> News {
+    let (id, condition) = (observed.id, observed.condition.clone());
+    let _change = engine.changing(id);
+    let news = engine.observe(observed);
+    if news != News::ConditionChanged {
+        return news;
+    }
+    let Some(entry) = engine.index.get(id) else { return news };
+    match condition {
+        Condition::Exited(exit) => {
+            info!(sandbox = %id, message = exit.message, "the box ended");
+            engine.note(id, end(entry.status()), &exit.message).await;
+        }
+        // During an operation its driver writes the history.
+        Condition::Paused if entry.intent.is_none() => engine.note(id, "paused_outside", "").await,
+        Condition::Running if entry.intent.is_none() => engine.note(id, "resumed_outside", "").await,
+        Condition::Starting | Condition::Running | Condition::Paused => {}
+    }
+    news
+}
+
+/// The kind of the line that tells how a box ended.
+fn end(status: Option<Status>) -> &'static str {
+    match status {
+        Some(Status { state: State::Failed, reason, .. }) => match reason {
+            "OUT_OF_MEMORY" => "out_of_memory",
+            "ENTRYPOINT_FAILED" => "entrypoint_failed",
+            "SUPERVISOR_LOST" => "supervisor_lost",
+            _ => "exited_error",
+        },
+        _ => "exited",
     }
 }
 
-async fn append(engine: &Engine, id: sandglass_sandbox::SandboxId, kind: &str, message: &str) {
-    let event = engine.event(kind, message);
-    if let Err(error) = engine.store.append(id, &[event]).await {
-        warn!(sandbox = %id, error = %error, "an event could not be recorded");
+/// The box is gone, and not by a removal of ours.
+pub(super) async fn vanished(engine: &Arc<Engine>, id: SandboxId, how: &str) -> bool {
+    let _change = engine.changing(id);
+    if !engine.vanished(id) {
+        return false;
     }
+    // During our own removal the driver writes the history; a create that is still wanted makes the box again.
+    let ours =
+        engine.index.get(id).and_then(|e| e.intent).is_some_and(|intent| {
+            matches!(intent.operation, Operation::Remove { .. } | Operation::Create(_))
+        });
+    if !ours {
+        info!(sandbox = %id, how, "the sandbox was not removed by this server");
+        engine.note(id, REMOVED, how).await;
+    }
+    true
 }

@@ -49,7 +49,7 @@ async fn run(engine: &Arc<Engine>) {
     let present: HashSet<_> = listed.iter().map(|o| o.id).collect();
     for observed in listed {
         let id = observed.id;
-        if engine.index.observe(observed) == News::ConditionChanged {
+        if super::observe::observed(engine, observed).await == News::ConditionChanged {
             info!(sandbox = %id, "a change was found by comparing lists");
             engine.poke(id);
         }
@@ -58,7 +58,7 @@ async fn run(engine: &Arc<Engine>) {
         let same = engine.index.get(id).and_then(|e| e.observed).is_some_and(|o| o.revision == revision);
         if !present.contains(&id) && same {
             info!(sandbox = %id, "the box is gone");
-            engine.vanished(id);
+            super::observe::vanished(engine, id, "found missing").await;
             engine.poke(id);
         }
     }

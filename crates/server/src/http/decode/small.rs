@@ -24,14 +24,13 @@ pub fn metadata_patch(value: &Value) -> ApiResult<BTreeMap<String, Option<String
     findings.finish(patch)
 }
 
-/// `{"name"?: text}`, or nothing at all.
-pub fn snapshot(value: Option<&Value>) -> ApiResult<()> {
-    let Some(value) = value else { return Ok(()) };
+/// `{"name"?: text}`, or nothing at all: the snapshot's name.
+pub fn snapshot(value: Option<&Value>) -> ApiResult<Option<String>> {
+    let Some(value) = value else { return Ok(None) };
     let mut findings = Findings::new("body");
-    if let Some(object) = findings.object(value) {
-        findings.optional(object, "name", Findings::nonempty);
-    }
-    findings.finish(Some(()))
+    let name =
+        findings.object(value).and_then(|object| findings.optional(object, "name", Findings::nonempty));
+    findings.finish(Some(name))
 }
 
 fn rule(findings: &mut Findings, value: &Value) -> Option<NetworkRule> {
