@@ -422,13 +422,11 @@ mod tests {
         use crate::{http::middleware::request_id::attach, telemetry::Telemetry};
 
         async fn handler() {
-            tracing::info!(target: "sandglass::inside", "here");
-            let task = async { tracing::info!(target: "sandglass::inside", "there") };
+            tracing::error!(target: "sandglass::inside", "here");
+            let task = async { tracing::error!(target: "sandglass::inside", "there") };
             tokio::spawn(task.in_current_span()).await.unwrap();
         }
-        let dir = tempfile::tempdir().unwrap();
-        let config = files(dir.path(), LogFormat::Json, LogLevel::Info);
-        let (main, access) = logged(&config, None, || {
+        let request = || {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             runtime.block_on(async {
                 let app = Router::new()
@@ -441,11 +439,21 @@ mod tests {
                     .body(Body::from("hunter2"));
                 app.oneshot(request.unwrap()).await.unwrap();
             });
-        });
-        let records: Vec<Value> = main.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let said: Vec<_> =
-            records.iter().map(|r| (r["message"].as_str(), r["request_id"].as_str())).collect();
-        assert_eq!(said, [(Some("here"), Some("r-1")), (Some("there"), Some("r-1"))]);
+        };
+        let said = |main: &str| -> Vec<Vec<String>> {
+            let records = main.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            let words = |record: Value| ["message", "request_id"].map(|f| record[f].to_string()).to_vec();
+            records.map(words).collect()
+        };
+        let expected = [[r#""here""#, r#""r-1""#], [r#""there""#, r#""r-1""#]];
+        let dir = tempfile::tempdir().unwrap();
+        let quiet = files(&dir.path().join("quiet"), LogFormat::Json, LogLevel::Error);
+        let (main, access) = logged(&quiet, None, request);
+        assert_eq!(said(&main), expected);
+        assert_eq!(access, "");
+        let config = files(dir.path(), LogFormat::Json, LogLevel::Info);
+        let (main, access) = logged(&config, None, request);
+        assert_eq!(said(&main), expected);
         let record: Value = serde_json::from_str(&access).unwrap();
         assert_eq!((&record["request_id"], &record["level"]), (&"r-1".into(), &"INFO".into()));
         let fields = &record["fields"];

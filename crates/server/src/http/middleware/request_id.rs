@@ -10,7 +10,7 @@ use axum::{
 };
 use futures_util::FutureExt;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header::UPGRADE};
-use tracing::{Instrument, error, info, info_span};
+use tracing::{Instrument, error, error_span, info};
 
 use super::auth::is_proxied;
 use crate::{
@@ -100,7 +100,8 @@ pub async fn attach(State(telemetry): State<Telemetry>, mut request: Request, ne
     let id = of(&request);
     let text = id.to_str().unwrap_or_default();
     request.extensions_mut().insert(RequestId(id.clone()));
-    let span = info_span!("request", request_id = text);
+    // At the highest level, so that the id is there at whatever level is logged.
+    let span = error_span!("request", request_id = text);
     let trace = telemetry
         .tracer
         .request(request.headers(), || format!("{} {}", method_name(&asked.method), asked.route.as_str()));

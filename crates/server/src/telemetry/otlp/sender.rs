@@ -64,6 +64,7 @@ impl Sender {
             headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         }
         let mut client = reqwest::Client::builder()
+            .user_agent(concat!("sandglass/", env!("CARGO_PKG_VERSION")))
             .timeout(destination.timeout)
             .connect_timeout(destination.timeout.min(Duration::from_secs(5)))
             .redirect(reqwest::redirect::Policy::none())
