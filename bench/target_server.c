@@ -4,7 +4,7 @@
  *   GET  /bytes/N   N bytes with Content-Length
  *   POST /sink      reads the body, answers its length
  *
- * Static, one thread for each connection, keep-alive. Build: gcc -O2 -static -pthread -o target_server target_server.c
+ * Static, one thread for each connection, keep-alive unless told to close. Build: gcc -O2 -static -pthread -o target_server target_server.c
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -78,13 +78,14 @@ static int serve_one(int fd, char *head, size_t *filled, char *block) {
     char *field = strcasestr(head, "\r\ncontent-length:");
     if (field && field < end) length = strtoull(field + 17, NULL, 10);
     if (have > length) have = length;
-    int failed;
+    char *close_after = strcasestr(head, "\r\nconnection: close");
+    int last = close_after && close_after < end, failed;
     if (!strncmp(head, "GET /bytes/", 11)) failed = bytes(fd, strtoull(head + 11, NULL, 10), block);
     else if (!strncmp(head, "POST /sink", 10)) failed = sink(fd, length, have, block);
     else failed = answer(fd, "ok\n", 3);
     *filled -= used + (size_t)have;
     memmove(head, head + used + have, *filled);
-    return failed;
+    return failed || last;
 }
 
 static void *serve(void *argument) {

@@ -42,7 +42,17 @@ fn name_binaries(dir: &Path) {
         let path = dir.join(binary);
         assert!(path.is_file(), "there is no {}", path.display());
         println!("cargo::rustc-env={variable}={}", path.display());
+        println!("cargo::rustc-env={variable}_HASH={}", content_hash(&path));
     }
+}
+
+/// Names the content. Computed here, because computing it in a running server would bring all of both programs into its memory.
+fn content_hash(path: &Path) -> String {
+    use std::hash::Hasher;
+    let content = std::fs::read(path).expect("it was just built");
+    let mut hasher = std::hash::DefaultHasher::new();
+    hasher.write(&content);
+    format!("{:016x}", hasher.finish())
 }
 
 /// `<target>/guest`, beside the profile directory that holds this build script's output.

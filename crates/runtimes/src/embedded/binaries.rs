@@ -7,28 +7,27 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use sha2::{Digest, Sha256};
-
 pub(crate) static AGENT: &[u8] = include_bytes!(env!("SANDGLASS_AGENT_BINARY"));
+const AGENT_HASH: &str = env!("SANDGLASS_AGENT_BINARY_HASH");
 static SHIM: &[u8] = include_bytes!(env!("SANDGLASS_SHIM_BINARY"));
+const SHIM_HASH: &str = env!("SANDGLASS_SHIM_BINARY_HASH");
 
 /// Makes sure that both binaries lie in `dir` and returns their paths: agent, shim.
 pub(super) fn unpack(dir: &Path) -> io::Result<(PathBuf, PathBuf)> {
     super::records::private_dir(dir)?;
     // Boxes bind the agent; the box's root, nobody outside, must reach the file itself, not the directory above.
-    Ok((place(dir, "agent", AGENT)?, place(dir, "shim", SHIM)?))
+    Ok((place(dir, "agent", AGENT_HASH, AGENT)?, place(dir, "shim", SHIM_HASH, SHIM)?))
 }
 
 /// Makes sure that the agent lies in `dir` and returns its path.
 pub(crate) fn unpack_agent(dir: &Path) -> io::Result<PathBuf> {
     super::records::private_dir(dir)?;
-    place(dir, "agent", AGENT)
+    place(dir, "agent", AGENT_HASH, AGENT)
 }
 
-fn place(dir: &Path, name: &str, content: &[u8]) -> io::Result<PathBuf> {
+/// The hash is the one computed at build time: reading the content would make it resident.
+fn place(dir: &Path, name: &str, hash: &str, content: &[u8]) -> io::Result<PathBuf> {
     use std::io::Write;
-    let digest = Sha256::digest(content);
-    let hash: String = digest.iter().take(8).map(|b| format!("{b:02x}")).collect();
     let path = dir.join(format!("{name}-{hash}"));
     if fs::metadata(&path).is_ok_and(|m| m.len() == content.len() as u64) {
         return Ok(path);

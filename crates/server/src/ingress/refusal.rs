@@ -21,6 +21,8 @@ pub enum Refusal {
     PortOutOfRange,
     #[error("the request target is malformed")]
     TargetMalformed,
+    #[error("the WebSocket handshake is incomplete")]
+    Handshake,
     #[error("an API key or the sandbox's access token is required")]
     MissingKey,
     #[error("the API key or access token is wrong")]
@@ -70,6 +72,7 @@ impl Refusal {
             Self::PortNotANumber => StatusCode::UNPROCESSABLE_ENTITY,
             Self::PortOutOfRange
             | Self::TargetMalformed
+            | Self::Handshake
             | Self::ExpiresWithProxy
             | Self::ExpiresUnsupported
             | Self::NoEnforcer => StatusCode::BAD_REQUEST,
@@ -91,7 +94,7 @@ impl Refusal {
             Self::Method => "GENERAL::METHOD_NOT_ALLOWED",
             Self::PortNotANumber => VALIDATION_ERROR,
             Self::PortOutOfRange => "DOCKER::INVALID_PORT",
-            Self::TargetMalformed => "GENERAL::UNKNOWN_ERROR",
+            Self::TargetMalformed | Self::Handshake => "GENERAL::UNKNOWN_ERROR",
             Self::MissingKey => "MISSING_API_KEY",
             Self::InvalidKey => "INVALID_API_KEY",
             Self::SecureAccess => "MISSING_OR_INVALID_SECURE_ACCESS",

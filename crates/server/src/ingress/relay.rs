@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{OriginalUri, Request};
 use axum::response::{IntoResponse, Response};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, SEC_WEBSOCKET_KEY};
 use http::{HeaderMap, Method, StatusCode, Uri};
 use sandglass_proxy::{Forwarder, Lease, ResponseBody, requested_upgrade};
 
@@ -100,6 +100,12 @@ async fn refused(handshake: Option<Handshake>, refusal: Option<Refusal>) -> Resp
     }
 }
 
+/// A backend would wait for a WebSocket client that cannot be one.
+fn whole_handshake(headers: &HeaderMap) -> bool {
+    let protocol = requested_upgrade(headers).map_or(&b""[..], |protocol| protocol.as_bytes());
+    !protocol.eq_ignore_ascii_case(b"websocket") || headers.contains_key(SEC_WEBSOCKET_KEY)
+}
+
 impl Shared {
     async fn relay(&self, uri: &Uri, request: Request) -> Result<Response<ResponseBody>, Refusal> {
         let route = Route::parse(uri.path())?;
@@ -113,6 +119,9 @@ impl Shared {
             Refusal::NotFound if !self.lookup.complete() => Refusal::Unknown,
             refusal => refusal,
         })?;
+        if !whole_handshake(request.headers()) {
+            return Err(Refusal::Handshake);
+        }
         if !skips_renewal(request.headers()) {
             self.lookup.used(route.id);
         }

@@ -226,6 +226,9 @@ async fn refusals_carry_their_status_and_code() {
     assert!(answer.contains("sandbox is paused"), "{answer}");
     let answer = ask(stage.api, "TRACE /v1/sandboxes/running/proxy/9", KEY).await;
     assert!(answer.starts_with("HTTP/1.1 405") && answer.contains("allow: GET"), "{answer}");
+    let keyless = format!("{KEY}Connection: Upgrade\r\nUpgrade: WebSocket\r\n");
+    let answer = ask(stage.api, "GET /v1/sandboxes/running/proxy/9", &keyless).await;
+    assert_eq!(status_and_code(&answer).0, 400, "{answer}");
     stage.forwarder.drain(Duration::ZERO).await;
     let answer = ask(stage.api, "GET /v1/sandboxes/running/proxy/9", KEY).await;
     assert_eq!(status_and_code(&answer).0, 503);
