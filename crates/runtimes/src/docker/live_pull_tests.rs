@@ -37,13 +37,13 @@ fn digest(content: &[u8]) -> String {
     format!("sha256:{hex}")
 }
 
-/// An image of one layer with one file.
-fn image() -> (Vec<u8>, Vec<u8>, Vec<u8>) {
+/// An image of one layer with one file. The engine keeps no layer of this content yet.
+fn image(content: &str) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
     let mut tar = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();
     header.set_mode(0o644);
-    header.set_size(5);
-    tar.append_data(&mut header, "hello", &b"hello"[..]).unwrap();
+    header.set_size(content.len() as u64);
+    tar.append_data(&mut header, "hello", content.as_bytes()).unwrap();
     let layer = tar.into_inner().unwrap();
     let config = serde_json::json!({
         "architecture": "amd64",
@@ -76,12 +76,13 @@ impl Registry {
         let address = listener.local_addr().unwrap();
         let asked = Arc::new(AtomicUsize::new(0));
         let counted = asked.clone();
+        let content = uuid::Uuid::new_v4().to_string();
         tokio::spawn(async move {
             let mut open = Vec::new();
             while let Ok((stream, _)) = listener.accept().await {
                 counted.fetch_add(1, Ordering::SeqCst);
                 if answers {
-                    tokio::spawn(Self::answer(stream));
+                    tokio::spawn(Self::answer(stream, content.clone()));
                 } else {
                     open.push(stream);
                 }
@@ -90,7 +91,7 @@ impl Registry {
         Self { address, asked }
     }
 
-    async fn answer(mut stream: tokio::net::TcpStream) {
+    async fn answer(mut stream: tokio::net::TcpStream, content: String) {
         let mut request = Vec::new();
         while !request.ends_with(b"\r\n\r\n") {
             match stream.read_u8().await {
@@ -100,7 +101,7 @@ impl Registry {
         }
         let request = String::from_utf8_lossy(&request).into_owned();
         let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
-        let (manifest, config, layer) = image();
+        let (manifest, config, layer) = image(&content);
         let login = request.lines().find_map(|l| {
             let (name, value) = l.split_once(": ")?;
             name.eq_ignore_ascii_case("authorization").then(|| value.to_owned())

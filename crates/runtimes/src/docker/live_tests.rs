@@ -255,7 +255,7 @@ async fn the_agent_is_uploaded_where_it_cannot_be_bound() {
 
 #[tokio::test]
 async fn ports_that_are_used_up_are_a_clear_end_and_come_back() {
-    let Some(bench) = bench(|config| config.ports = 45000..=45004) else { return };
+    let Some(bench) = bench(|config| config.ports = 30100..=30104) else { return };
     let starts = (0..3).map(|_| bench.start(bench.spec(IDLE)));
     let outcomes = futures_util::future::join_all(starts).await;
     let (made, failed): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
