@@ -28,6 +28,8 @@ use super::{
     side_facts::Changed,
 };
 
+/// Boxes that are remembered as gone.
+const MOST_GONE: usize = 10_000;
 /// Inspects in flight during a full list.
 const PARALLEL: usize = 16;
 const HTTP_PORT: u16 = 8080;
@@ -54,6 +56,8 @@ struct Remembered {
     saving: HashSet<SandboxId>,
     /// Boxes that this process is removing, with how many times at once.
     removing: HashMap<SandboxId, usize>,
+    /// Boxes that are gone, with the number of the first look that could have seen that.
+    gone: HashMap<SandboxId, u64>,
 }
 
 /// Marks a box as being removed for as long as it lives: its end is no news then.
@@ -91,9 +95,20 @@ impl Memory {
         self.lock().turned.insert(id, at);
     }
 
-    /// The box is gone.
-    pub(super) fn forget(&self, id: SandboxId) {
-        self.lock().turned.remove(&id);
+    /// The box is gone: what looks before that one see of it is not so any more.
+    pub(super) fn forget(&self, id: SandboxId, revision: u64) {
+        let mut remembered = self.lock();
+        remembered.turned.remove(&id);
+        if remembered.gone.len() >= MOST_GONE {
+            // No look takes as long as that many removals.
+            remembered.gone.clear();
+        }
+        remembered.gone.insert(id, revision);
+    }
+
+    /// Whether the box went after the look of that number began.
+    fn went_after(&self, id: SandboxId, revision: u64) -> bool {
+        self.lock().gone.get(&id).is_some_and(|gone| revision < *gone)
     }
 
     /// The engine was away: what is remembered may be wrong.
@@ -205,6 +220,9 @@ impl Shared {
             Some(sidecar) => self.inspect_container(sidecar).await?,
             None => None,
         };
+        if self.memory.went_after(parsed.id, revision) {
+            return Ok(None);
+        }
         let changed = self.side_facts.read(parsed.id);
         Ok(Some(self.assemble(parsed, container, sidecar.as_ref(), changed, revision)))
     }
@@ -228,6 +246,9 @@ impl Shared {
         let mut observed = Vec::with_capacity(looked.len());
         for (parsed, container) in looked {
             let Some(container) = container.map_err(|e| e.during("list"))? else { continue };
+            if self.memory.went_after(parsed.id, revision) {
+                continue;
+            }
             let sidecar = container.joined().and_then(|key| sidecars.get(key));
             let changed = changed.remove(&parsed.id).unwrap_or_default();
             observed.push(self.assemble(parsed, &container, sidecar, changed, revision));

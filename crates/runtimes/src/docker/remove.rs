@@ -57,7 +57,7 @@ impl Shared {
     /// Nothing of the box is left.
     async fn forget(&self, id: SandboxId) {
         self.known().remove(&id);
-        self.memory.forget(id);
+        self.memory.forget(id, self.next_revision());
         self.ports.release(id);
         let side_facts = self.side_facts.clone();
         let removed = tokio::task::spawn_blocking(move || side_facts.remove(id)).await;

@@ -9,6 +9,7 @@ use std::{
     io::Write as _,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, SystemTime},
 };
 
@@ -175,11 +176,13 @@ fn expiry(value: &Value) -> Option<Option<Timestamp>> {
     }
 }
 
-/// The temporary's name is ours alone: two servers that write at once leave the content of one of them, never a mixture.
+/// The temporary's name is ours alone: two that write at once leave the content of one of them, never a mixture.
 fn replace(path: &Path, value: &Value) -> io::Result<()> {
+    static WRITES: AtomicU64 = AtomicU64::new(0);
     let dir = path.parent().unwrap_or(Path::new("/"));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    let partial = path.with_extension(format!("{}.tmp", std::process::id()));
+    let partial =
+        path.with_extension(format!("{}-{}.tmp", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
     let mut file =
         fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
     let written = file.write_all(value.to_string().as_bytes()).and_then(|()| file.sync_data());

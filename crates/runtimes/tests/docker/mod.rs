@@ -3,7 +3,10 @@
 //! `SANDGLASS_TEST_DOCKER` is the engine's address and `SANDGLASS_TEST_DOCKER_IMAGE` an image there that has a shell; `docker` must be installed.
 //! Nobody else may use the engine meanwhile, because full lists are compared.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
 mod engine;
+mod registry;
 mod relay;
 
 use std::{sync::Arc, time::Duration};
@@ -22,6 +25,7 @@ use sandglass_testkit::runtime_contract::{self, Hands, Subject};
 use tokio::time::timeout;
 
 use engine::Engine;
+use registry::Registry;
 use relay::Relay;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -66,8 +70,10 @@ async fn the_docker_runtime_keeps_the_contract() {
     let Some(engine) = Engine::alone().await else { return };
     let engine = Arc::new(engine);
     let again = engine.clone();
+    let registry = Registry::with(&engine).await;
     let subject = Subject {
         runs_processes: true,
+        pullable: registry.as_ref().map(Registry::image),
         host_dir: Some(engine.shared_dir()),
         hands: Some(engine.clone()),
         restarted: Some(Arc::new(move || {
@@ -77,6 +83,9 @@ async fn the_docker_runtime_keeps_the_contract() {
         ..Subject::new(Arc::new(engine.runtime()), engine.image.clone())
     };
     runtime_contract::run(&subject).await;
+    if let Some(registry) = registry {
+        engine.docker(&["rmi", &registry.image()]).await;
+    }
     assert_eq!(engine.side_files(), Vec::<String>::new());
     assert_eq!(engine.everything().await, Vec::<String>::new());
 }

@@ -73,10 +73,9 @@ pub(super) async fn a_box_that_uses_too_much_memory_is_ended_for_that_reason(sub
 pub(super) async fn pausing_a_box_that_ended_tells_its_end(subject: &Subject) {
     let id = started(subject, &["sh", "-c", "sleep 0.2; exit 3"]).await.id;
     ended(subject, id).await;
-    for answer in [subject.runtime.pause(id).await, subject.runtime.resume(id).await] {
-        if let Ok(seen) = answer {
-            assert!(matches!(seen.condition, Condition::Exited(_)), "{seen:?}");
-        }
+    let answers = [subject.runtime.pause(id).await, subject.runtime.resume(id).await];
+    for seen in answers.into_iter().flatten() {
+        assert!(matches!(seen.condition, Condition::Exited(_)), "{seen:?}");
     }
     assert_eq!(ended(subject, id).await.1.code, Some(3));
     removed(subject, id).await;

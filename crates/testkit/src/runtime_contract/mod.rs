@@ -39,6 +39,8 @@ pub struct Subject {
     pub host_dir: Option<PathBuf>,
     /// Acts on boxes without the runtime knowing.
     pub hands: Option<Arc<dyn Hands>>,
+    /// An image that has to be fetched first.
+    pub pullable: Option<String>,
     /// Makes another runtime on the same state, as a restarted server does.
     pub restarted: Option<Restart>,
 }
@@ -55,6 +57,7 @@ impl Subject {
             runs_processes: false,
             host_dir: None,
             hands: None,
+            pullable: None,
             restarted: None,
         }
     }
@@ -135,6 +138,9 @@ pub async fn run(subject: &Subject) {
         a_box_has_a_history,
         use_of_resources_is_told,
         processes_are_limited,
+    );
+    cases!(processes, "an image to fetch" if subject.pullable.is_some();
+        fetching_an_image_tells_its_progress_and_happens_once,
     );
     cases!(ends, "processes" if processes;
         an_exit_is_told_with_its_code,

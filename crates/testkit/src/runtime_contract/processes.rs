@@ -1,11 +1,11 @@
 //! What runs in a box, what it sees and what it says.
 
-use std::time::Duration;
+use std::{sync::Mutex, time::Duration};
 
 use sandglass_sandbox::{
     ports::{
         RuntimeErrorKind,
-        runtime::{Condition, RuntimeError},
+        runtime::{Condition, PrepareProgress, RuntimeError},
     },
     spec::{Entrypoint, Secrets, Spec},
 };
@@ -23,6 +23,22 @@ pub(super) async fn an_image_that_nobody_has_cannot_be_prepared(subject: &Subjec
     assert_eq!((failed.kind, failed.phase.as_str()), (RuntimeErrorKind::ImagePull, "image"), "{failed}");
     let failed = prepare(subject, "Not A Reference").await.expect_err("prepare");
     assert_eq!((failed.kind, failed.phase.as_str()), (RuntimeErrorKind::Invalid, "image"), "{failed}");
+}
+
+pub(super) async fn fetching_an_image_tells_its_progress_and_happens_once(subject: &Subject) {
+    let image = subject.pullable.as_deref().expect("only run with one");
+    let mut plan = plan(subject, &["sh", "-c", "echo complete; sleep 1000"]);
+    plan.spec.image = image.to_owned();
+    let told: Mutex<Vec<String>> = Mutex::default();
+    let note = |progress: PrepareProgress| told.lock().expect("no panic").push(progress.message);
+    subject.runtime.prepare(&plan.spec, &Secrets::default(), &note).await.expect("prepare");
+    let first = told.lock().expect("no panic").len();
+    assert!(first > 0, "nothing was told");
+    subject.runtime.prepare(&plan.spec, &Secrets::default(), &note).await.expect("prepare again");
+    assert_eq!(told.lock().expect("no panic").len(), first, "it was fetched again");
+    let id = started_as(subject, &plan).await.id;
+    said(subject, id, "complete").await;
+    removed(subject, id).await;
 }
 
 pub(super) async fn a_box_without_an_entrypoint_is_held_by_its_agent(subject: &Subject) {
