@@ -383,7 +383,6 @@ impl Engine {
         generation: u64,
         error: RuntimeError,
     ) -> Result<(), StoreError> {
-        self.created(Some(&error.phase));
         warn!(sandbox = %id, phase = error.phase, error = error.message, "create failed");
         self.secrets().remove(&id);
         let Some(intent) = self.index.get(id).and_then(|e| e.intent).filter(|i| i.generation == generation)
@@ -393,6 +392,7 @@ impl Engine {
         let Operation::Create(create) = &intent.operation else { return Ok(()) };
         let at = self.clock.now();
         let event = self.event("create_failed", &error.to_string());
+        let phase = error.phase.clone();
         let mut failed = create.as_ref().clone();
         failed.progress = Progress::Failed { error: error.into(), at };
         let failed = Intent {
@@ -401,7 +401,10 @@ impl Engine {
             ..intent.as_ref().clone()
         };
         self.announce(id, create, intent.accepted_at).await;
-        self.advance(Some(generation), failed, Some(&event)).await.map(drop)
+        if self.advance(Some(generation), failed, Some(&event)).await? == Advance::Written {
+            self.created(Some(&phase));
+        }
+        Ok(())
     }
 }
 
