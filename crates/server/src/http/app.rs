@@ -140,6 +140,10 @@ impl App {
 
     /// The name of this machine for clients that come without the server.
     pub(super) fn public_host(&self) -> String {
+        // Embedded sandboxes have no ports of this machine.
+        if self.config.runtime.kind == RuntimeKind::Embedded {
+            return String::new();
+        }
         self.whereabouts.public(|| public_host::routed_address().unwrap_or(self.named_address))
     }
 
