@@ -11,59 +11,18 @@ from pathlib import Path
 import httpx
 import pytest
 from opensandbox import SandboxManagerSync, SandboxSync
-from opensandbox.config import ConnectionConfigSync
 from opensandbox.exceptions import SandboxApiException
-from opensandbox.models.sandboxes import SandboxFilter
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from conftest import body_of, texts
-from stack import Stack, wait_for
+from stack import wait_for
+from tenants import KEY, SharedStack
 
 pytestmark = pytest.mark.sandglass
 
 IMAGE = "host"
-KEY = "OPEN-SANDBOX-API-KEY"
 NOBODYS = "00000000-0000-4000-8000-000000000000"
-
-
-class SharedStack(Stack):
-    """A server with tenants. `tenants` is its section; keys are `<name>-key`."""
-
-    def __init__(self, tenants=None, names=("a", "b"), **more):
-        self.section = tenants
-        self.names = names
-        super().__init__(**more)
-        self.key = f"{names[0]}-key"
-
-    def configuration(self, extra):
-        self.file = self.home / "tenants.toml"
-        section = self.section or {"provider": "file", "file": str(self.file)}
-        self.tell(*((name, f"{name}-key") for name in self.names))
-        text = super().configuration({**extra, "tenants": section})
-        return "\n".join(line for line in text.splitlines() if not line.startswith("api_key =")) + "\n"
-
-    def tell(self, *tenants):
-        """Replaces the tenants file as a whole."""
-        rows = (
-            f'[[tenants]]\nname = "{name}"\nnamespace = "ns-{name}"\napi_keys = ["{key}"]\n' for name, key in tenants
-        )
-        fresh = self.file.with_suffix(".new")
-        fresh.write_text("\n".join(rows))
-        fresh.rename(self.file)
-
-    def http(self, tenant=None, key=None):
-        headers = {KEY: key or f"{tenant}-key"} if key or tenant else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
-
-    def sdk(self, tenant, **keys):
-        return ConnectionConfigSync(domain=self.domain, api_key=f"{tenant}-key", **keys)
-
-    def clear(self, *tenants):
-        for tenant in tenants or self.names:
-            with self.http(tenant) as client:
-                for item in client.get("/v1/sandboxes?pageSize=200").json()["items"]:
-                    client.delete(f"/v1/sandboxes/{item['id']}")
 
 
 @pytest.fixture(scope="module")
@@ -95,20 +54,12 @@ def create(shared):
     shared.clear()
 
 
-def listed(shared, tenant):
-    manager = SandboxManagerSync.create(connection_config=shared.sdk(tenant))
-    try:
-        return [info.id for info in manager.list_sandbox_infos(SandboxFilter(page_size=100)).sandbox_infos]
-    finally:
-        manager.close()
-
-
 def test_each_tenant_lives_as_if_alone(shared, create):
     boxes = {"a": create("a"), "b": create("b", use_server_proxy=True)}
     for tenant, box in boxes.items():
         assert texts(box.commands.run(f"echo of {tenant}").logs.stdout) == [f"of {tenant}"]
         box.files.write_file("/tmp/mine", tenant)
-        assert listed(shared, tenant) == [box.id]
+        assert shared.listed(tenant) == [box.id]
         assert box.get_info().status.state == "Running"
     assert {t: box.files.read_file("/tmp/mine") for t, box in boxes.items()} == {"a": "a", "b": "b"}
 
@@ -130,7 +81,7 @@ def test_anothers_sandbox_cannot_be_found_by_any_means_of_the_sdk(shared, create
             attempt()
         assert refused.value.status_code == 404
     manager.close()
-    assert listed(shared, "b") == []
+    assert shared.listed("b") == []
     assert texts(box.commands.run("echo still here").logs.stdout) == ["still here"]
 
 
@@ -194,8 +145,8 @@ def test_ownership_outlives_the_server(shared, create):
     box = create("a")
     shared.kill()
     shared.start()
-    assert listed(shared, "a") == [box.id]
-    assert listed(shared, "b") == []
+    assert shared.listed("a") == [box.id]
+    assert shared.listed("b") == []
     again = SandboxSync.connect(box.id, connection_config=shared.sdk("a"))
     assert texts(again.commands.run("echo back").logs.stdout) == ["back"]
     again.close()
@@ -269,13 +220,13 @@ def test_tenants_from_a_service():
         "auth_token": "service-secret",
         "timeout_seconds": 5,
     }
-    stack = SharedStack(section).start()
+    stack = SharedStack(tenants=section).start()
     try:
         box = SandboxSync.create(
             IMAGE, timeout=timedelta(minutes=5), resource={"cpu": "1", "memory": "512Mi"}, connection_config=stack.sdk("a")
         )
         assert texts(box.commands.run("echo in").logs.stdout) == ["in"]
-        assert listed(stack, "a") == [box.id] and listed(stack, "b") == []
+        assert stack.listed("a") == [box.id] and stack.listed("b") == []
         assert service.seen[0]["X-Service-Auth"] == "service-secret"
         path = f"/v1/sandboxes/{box.id}"
         with stack.http("a") as a, stack.http("b") as b, stack.http(key="c-key") as c:
