@@ -334,7 +334,7 @@ fn below(root: &Path, sub_path: &Path) -> Result<PathBuf, RuntimeError> {
     let root = root.canonicalize().map_err(io)?;
     let wanted = root.join(sub_path);
     let inside = std::slice::from_ref(&root);
-    let escapes = |_| invalid("volume", format!("{} leads out of the volume", sub_path.display()));
+    let escapes = |_| invalid("volume-sub-path", format!("{} leads out of the volume", sub_path.display()));
     resolve(&wanted, inside).map_err(escapes)?;
     if !wanted.exists() {
         fs::create_dir_all(&wanted).map_err(io)?;

@@ -185,7 +185,7 @@ fn the_first_failing_check_wins_on_docker_too() {
 fn docker_takes_what_the_embedded_runtime_lacks() {
     let seen = run_with(
         json!({
-            "platform": {"os": "linux", "arch": "ARM64"}, "secureAccess": true,
+            "platform": {"os": "linux", "arch": "ARM64"},
             "resourceLimits": {"gpu": "all", "memory": "64Mi"},
             "networkPolicy": {"defaultAction": "deny", "egress": [{"action": "allow", "target": "pypi.org"}]},
             "env": {"A": "1", "OPENSANDBOX_EGRESS_LOG_LEVEL": "debug"},
@@ -200,7 +200,8 @@ fn docker_takes_what_the_embedded_runtime_lacks() {
     )
     .unwrap();
     assert_eq!(seen.spec.platform.as_ref().map(|p| p.arch.as_str()), Some("arm64"));
-    assert!(seen.spec.secure_access);
+    let open = run_with(json!({"secureAccess": true}), None, &docker()).unwrap_err();
+    assert_eq!(open.code, "SANDBOX::INVALID_PARAMETER");
     assert_eq!(seen.spec.env, [("A".to_owned(), "1".to_owned()), ("BASE".to_owned(), "1".to_owned())]);
     let egress = seen.spec.egress.as_ref().unwrap();
     assert_eq!(egress.policy.default_action.as_deref(), Some("deny"));

@@ -26,6 +26,8 @@ pub struct RuntimeRules {
     /// For messages.
     pub name: &'static str,
     pub capabilities: Capabilities,
+    /// Sandboxes are reached at ports of the host, without the server.
+    pub publishes_ports: bool,
     /// Less than this cannot work.
     pub least_memory: u64,
     pub least_cpu_millis: u64,
@@ -88,6 +90,7 @@ impl CreateRules {
             runtime: RuntimeRules {
                 name,
                 capabilities,
+                publishes_ports: docker,
                 // Engines refuse less; the agent alone needs about half of it.
                 least_memory: 6 * MIB,
                 // Engines refuse less than a hundredth of a processor.
