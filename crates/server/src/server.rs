@@ -99,7 +99,8 @@ impl Prepared {
         let keys = tenants::open(&config).await?;
         let exporter = exporter(&config, &engine, &metrics);
         let telemetry = Telemetry { metrics: metrics.clone(), tracer: exporter.tracer().clone() };
-        let app = App::new(config.clone(), engine.clone(), runtime.images.clone(), keys).with_telemetry(telemetry);
+        let app =
+            App::new(config.clone(), engine.clone(), runtime.images.clone(), keys).with_telemetry(telemetry);
         let renewals = Renewals::start(&engine, &config.renew_intent, metrics)?;
         if let Some(renewals) = &renewals {
             app.renew_on_access(renewals.clone());

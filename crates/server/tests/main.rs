@@ -4,9 +4,9 @@
 
 mod edge;
 mod engine;
-mod runtime_away;
 mod events;
 mod renewal;
+mod runtime_away;
 mod service;
 mod snapshots;
 mod telemetry;

@@ -84,7 +84,9 @@ pub fn create(
     let expires_at = expiry(request.timeout, rules.max_timeout, now)?;
     if request.secure_access && rules.runtime.publishes_ports {
         // Ports of the host lead past the proxy that would ask for the token.
-        return Err(ApiError::invalid_parameter("secureAccess is not available on this runtime, whose ports are published"));
+        return Err(ApiError::invalid_parameter(
+            "secureAccess is not available on this runtime, whose ports are published",
+        ));
     }
     let policy = policy::check(request.network_policy.take(), proxies_credentials(&request), &rules.runtime)?;
     let windows = platform.as_ref().is_some_and(|platform| platform.os == "windows");
