@@ -24,7 +24,7 @@ use sandglass_sandbox::{
 };
 
 use super::{
-    Shared,
+    Shared, agent,
     errors::{Failure, failed, invalid},
     windows,
 };
@@ -288,7 +288,10 @@ pub(super) fn entrypoint(
         Entrypoint::Command(argv) => Ok(argv.clone()),
         Entrypoint::AgentOnly => Ok(Vec::new()),
         Entrypoint::Image => {
-            let argv: Vec<String> = image.entrypoint.iter().chain(&image.cmd).cloned().collect();
+            // An image that was committed from a box has the agent, ours or another server's, as its entrypoint.
+            let is_agent = image.entrypoint.first().is_some_and(|program| program.starts_with(agent::HOME));
+            let entrypoint = image.entrypoint.iter().filter(|_| !is_agent);
+            let argv: Vec<String> = entrypoint.chain(&image.cmd).cloned().collect();
             if argv.is_empty() {
                 let message = "the image has neither entrypoint nor command; give one";
                 return Err(invalid("entrypoint", message));
@@ -389,6 +392,10 @@ mod tests {
         assert_eq!(entrypoint(&Entrypoint::Command(vec!["x".into()]), &image).unwrap(), ["x"]);
         assert_eq!(entrypoint(&Entrypoint::Image, &image).unwrap(), ["/e", "a"]);
         assert!(entrypoint(&Entrypoint::AgentOnly, &image).unwrap().is_empty());
+        for agent in ["/opt/opensandbox/bootstrap.sh", "/opt/opensandbox/execd"] {
+            let committed = ImageFacts { entrypoint: vec![agent.into(), "--init".into()], ..image.clone() };
+            assert_eq!(entrypoint(&Entrypoint::Image, &committed).unwrap(), ["a"]);
+        }
         let none = entrypoint(&Entrypoint::Image, &ImageFacts::default()).unwrap_err();
         assert_eq!((none.kind, none.phase.as_str()), (RuntimeErrorKind::Invalid, "entrypoint"));
     }

@@ -17,7 +17,7 @@ use sandglass_sandbox::{
     Clock, SandboxId, SystemClock,
     ports::{
         Runtime, RuntimeErrorKind,
-        runtime::{Condition, Observation, RuntimeEvent, StartPlan},
+        runtime::{Condition, Exposure, Observation, RuntimeEvent, StartPlan},
     },
     spec::{Entrypoint, MutableFacts, Secrets, Spec},
 };
@@ -276,6 +276,62 @@ async fn a_box_removed_behind_our_back_takes_its_volumes_and_side_files_along() 
     told(&mut events, |event| matches!(event, RuntimeEvent::Removed(gone) if *gone == id)).await;
     assert_eq!(engine.everything().await, Vec::<String>::new());
     assert_eq!(engine.side_files(), Vec::<String>::new());
+}
+
+/// A sandbox of the reference's making, with a sidecar.
+async fn guarded(engine: &Engine) -> (SandboxId, String) {
+    let id = SandboxId::random();
+    let (app, sidecar) = (format!("sandbox-{id}"), format!("sandbox-egress-{id}"));
+    let mark = format!("opensandbox.io/egress-sidecar-for={id}");
+    let publish = ["-p", "127.0.0.1::44772", "-p", "127.0.0.1::8080", "-p", "127.0.0.1::18080"];
+    let run = ["run", "-d", "--name", &sidecar, "--label", &mark];
+    engine.docker(&[&run[..], &publish, &[&engine.image, "sleep", "1000"]].concat()).await;
+    let (mark, network) = (format!("opensandbox.io/id={id}"), format!("container:{sidecar}"));
+    let token = "opensandbox.io/egress-auth-token=secret";
+    let run = ["run", "-d", "--name", &app, "--label", &mark, "--label", token, "--network", &network];
+    engine.docker(&[&run[..], &[&engine.image, "sleep", "1000"]].concat()).await;
+    (id, sidecar)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_box_and_its_sidecar_stop_and_go_on_together() {
+    let Some(engine) = Engine::alone().await else { return };
+    let runtime = engine.runtime();
+    let (id, sidecar) = guarded(&engine).await;
+    let seen = runtime.inspect(id).await.unwrap().unwrap();
+    let listed = runtime.list().await.unwrap();
+    assert_eq!((listed.len(), listed[0].exposure, listed[0].address), (1, seen.exposure, seen.address));
+    assert!(matches!(seen.exposure, Exposure::Published { egress: Some(_), .. }), "{:?}", seen.exposure);
+    assert!(seen.address.is_some() && seen.spec.egress.is_some());
+    assert_eq!(seen.egress_token.as_deref(), Some("secret"));
+
+    let states = async || {
+        let app = format!("sandbox-{id}");
+        engine
+            .docker(&["inspect", "-f", "{{.State.Status}}", &app, &sidecar])
+            .await
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    assert_eq!(runtime.pause(id).await.unwrap().condition, Condition::Paused);
+    assert_eq!(states().await, "paused paused");
+    assert_eq!(runtime.resume(id).await.unwrap().condition, Condition::Running);
+    assert_eq!(states().await, "running running");
+    // Half of it, as after a server that died in between.
+    engine.docker(&["pause", &sidecar]).await;
+    runtime.resume(id).await.unwrap();
+    assert_eq!(states().await, "running running");
+
+    engine.docker(&["rm", "-f", &sidecar]).await;
+    let refused = runtime.pause(id).await.unwrap_err();
+    assert_eq!((refused.kind, refused.phase.as_str()), (RuntimeErrorKind::Failed, "pause"), "{refused}");
+    let seen = runtime.inspect(id).await.unwrap().unwrap();
+    assert_eq!((seen.condition, seen.address), (Condition::Running, None), "it is left as it was");
+    runtime.remove(id, Duration::ZERO).await.unwrap();
+    let (id, _) = guarded(&engine).await;
+    runtime.remove(id, Duration::ZERO).await.unwrap();
+    assert_eq!(engine.everything().await, Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -164,6 +164,7 @@ pub async fn run(subject: &Subject) {
     );
     cases!(snapshots, "snapshots and processes" if can.snapshot && processes;
         a_box_restored_from_a_snapshot_has_its_files_and_nothing_else_of_it,
+        a_snapshot_runs_what_its_source_ran_if_nothing_else_is_asked_for,
         a_snapshot_outlives_its_source,
         a_snapshot_is_taken_of_a_box_that_goes_on,
     );

@@ -6,7 +6,7 @@ use sandglass_sandbox::{
         RuntimeErrorKind,
         runtime::{Condition, StartPlan},
     },
-    spec::MutableFacts,
+    spec::{Entrypoint, MutableFacts},
 };
 
 use super::{IDLE, Subject, plan, removed, said, started, started_as, started_saying};
@@ -91,6 +91,20 @@ pub(super) async fn a_box_restored_from_a_snapshot_has_its_files_and_nothing_els
     for id in [source, restored.id] {
         removed(subject, id).await;
     }
+    dropped(subject, snapshot).await;
+}
+
+pub(super) async fn a_snapshot_runs_what_its_source_ran_if_nothing_else_is_asked_for(subject: &Subject) {
+    let source = started_saying(subject, "echo I am $OPENSANDBOX_ID").await;
+    said(subject, source.id, &format!("I am {}", source.id)).await;
+    let snapshot = taken(subject, source.id).await;
+    removed(subject, source.id).await;
+    let mut plan = restoring(subject, snapshot, "");
+    plan.spec.entrypoint = Entrypoint::Image;
+    let restored = started_as(subject, &plan).await;
+    assert_eq!(restored.entrypoint, source.entrypoint);
+    said(subject, restored.id, &format!("I am {}", restored.id)).await;
+    removed(subject, restored.id).await;
     dropped(subject, snapshot).await;
 }
 
