@@ -51,7 +51,7 @@ def test_snapshots_are_kept_in_postgresql(on_docker, postgres):
     stack, docker = on_docker(image=BUSYBOX, config=config)
     box = docker.create()
     snapshot = taken(docker, box, "first")
-    assert postgres.query(f"select state from snapshots where id = '{snapshot}'") == "Ready"
+    assert postgres.query(f"select state from sandglass.snapshots where id = '{snapshot}'") == "Ready"
     stack.kill()
     stack.start()
     told = docker.http.get(f"/v1/snapshots/{snapshot}").json()
@@ -61,7 +61,7 @@ def test_snapshots_are_kept_in_postgresql(on_docker, postgres):
     for one in (copy, box):
         assert docker.delete(one) == 204
     assert docker.http.delete(f"/v1/snapshots/{snapshot}").status_code == 204
-    assert postgres.query("select count(*) from snapshots") == "0"
+    assert postgres.query("select count(*) from sandglass.snapshots") == "0"
 
 
 def test_dsn_from_the_environment_and_never_in_the_log(on_docker, postgres):
@@ -84,12 +84,12 @@ def test_snapshots_move_between_the_stores(on_docker, postgres):
     done = subprocess.run([stack.binary, "store", "migrate", "--from", path, "--to", postgres.dsn],
                           capture_output=True, text=True, check=False, env={**os.environ, **stack.environment()})
     assert done.returncode == 0, done.stderr
-    assert postgres.query(f"select name from snapshots where id = '{snapshot}'") == "moves"
+    assert postgres.query(f"select name from sandglass.snapshots where id = '{snapshot}'") == "moves"
     assert "store-password" not in done.stdout + done.stderr
     stack.start()
     assert docker.delete(box) == 204
     assert docker.http.delete(f"/v1/snapshots/{snapshot}").status_code == 204
-    postgres.query("delete from snapshots")
+    postgres.query("delete from sandglass.snapshots")
 
 
 # ---------------------------------------------------------------- renewals
