@@ -49,7 +49,7 @@ fn both_mounts(app: &App) -> Router<App> {
             "/pools/{name}",
             get(unsupported::no_pools).put(unsupported::update_pool).delete(unsupported::no_pools),
         )
-        .route("/templates", post(unsupported::create_template).get(unsupported::no_templates))
+        .route("/templates", post(unsupported::create_template).get(unsupported::list_templates))
         .route("/templates/{id}", get(unsupported::no_templates).delete(unsupported::no_templates))
         // Ports of sandboxes. Admission is the ingress's own: the key, or the sandbox's token.
         .route("/sandboxes/{id}/proxy/{port}", any(proxy))

@@ -1,11 +1,13 @@
 //! Pools and templates, which no runtime on a single host has: the request is validated, then refused with the documented code.
 
 use axum::extract::State;
+use http::Uri;
 
 use super::{
     App, decode,
     error::{ApiError, ApiResult, Code},
-    parse::RawBody,
+    filters,
+    parse::{QueryString, RawBody},
 };
 
 fn lacking(app: &App, code: Code, what: &str) -> ApiError {
@@ -29,7 +31,13 @@ pub async fn update_pool(State(app): State<App>, body: RawBody) -> ApiResult<()>
     Err(no_pools(State(app)).await)
 }
 
-/// Every template route without a body.
+/// `GET /templates`
+pub async fn list_templates(State(app): State<App>, uri: Uri) -> ApiResult<()> {
+    filters::page(&QueryString::parse(uri.query()))?;
+    Err(no_templates(State(app)).await)
+}
+
+/// Every template route of one template without a body.
 pub async fn no_templates(State(app): State<App>) -> ApiError {
     lacking(&app, Code::TemplatesNotSupported, "templates")
 }
