@@ -336,6 +336,20 @@ async fn a_store_that_cannot_be_written_delays_but_loses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_expired_while_the_runtime_was_away_goes_at_once_when_it_is_back() {
+    let stack = Stack::new().await;
+    let id = stack.create(Some(60)).await;
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    stack.runtime.goes_away();
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    assert_eq!(stack.state(&id), Some(State::Stopping));
+    stack.runtime.comes_back();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(stack.state(&id), None);
+    assert!(stack.runtime.boxes().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_half_made_box_without_a_create_is_removed() {
     let mut stack = Stack::new().await;
     let id = SandboxId::random();

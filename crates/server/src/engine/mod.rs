@@ -105,6 +105,8 @@ pub struct Engine {
     working: Mutex<HashSet<SandboxId>>,
     /// Why the runtime cannot be reached at the moment.
     lost: watch::Sender<Option<Arc<RuntimeError>>>,
+    /// When the runtime came back last, in milliseconds; 0 while it never went away.
+    back_at: std::sync::atomic::AtomicI64,
     facts_locks: Box<[tokio::sync::Mutex<()>]>,
     starting: Semaphore,
     tasks: TaskTracker,
@@ -166,6 +168,7 @@ impl Engine {
             secrets: Mutex::default(),
             working: Mutex::default(),
             lost: watch::Sender::new(None),
+            back_at: std::sync::atomic::AtomicI64::new(0),
             facts_locks: (0..FACTS_LOCKS).map(|_| tokio::sync::Mutex::new(())).collect(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
@@ -285,6 +288,7 @@ impl Engine {
             return;
         }
         tracing::info!("the runtime is back");
+        self.back_at.store(self.clock.now().as_millis(), std::sync::atomic::Ordering::Relaxed);
         for id in self.index.with_intents() {
             self.poke(id);
         }
