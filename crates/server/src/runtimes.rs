@@ -5,6 +5,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use sandglass_runtimes::{
@@ -20,6 +21,9 @@ use crate::{
     http::images::Images,
 };
 
+/// How long a create waits on an engine before it is answered `Pending`: clients give up after thirty seconds, and the older ones do not
+/// know how to wait for a pending sandbox.
+const DOCKER_CREATE_GRACE: Duration = Duration::from_secs(10);
 /// Creates that an engine works on at the same time; it has a queue of its own, so more would only be noise there.
 const PARALLEL_DOCKER_STARTS: usize = 32;
 
@@ -111,7 +115,11 @@ impl Opened {
                 max_sandboxes: config.embedded.max_sandboxes.unwrap_or(0),
                 ..Settings::default()
             },
-            Backend::Docker(_) => Settings { parallel_starts: PARALLEL_DOCKER_STARTS, ..Settings::default() },
+            Backend::Docker(_) => Settings {
+                create_grace: DOCKER_CREATE_GRACE,
+                parallel_starts: PARALLEL_DOCKER_STARTS,
+                ..Settings::default()
+            },
         }
     }
 
