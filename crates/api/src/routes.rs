@@ -360,23 +360,25 @@ pub const ROUTES: &[Route] = &[
     proxy("PATCH", PROXY_PATH, "proxy_patch"),
     proxy("DELETE", PROXY_PATH, "proxy_delete"),
     images("GET", "/images", "list_images", "List local images")
-        .answers(200, Content::Json("ListImagesResponse")),
+        .answers(200, Content::Json("ListImagesResponse"))
+        .fails(&[403, 501]),
     images("POST", "/images/pull", "pull_image", "Pull an image from its registry")
         .body("PullImageRequest")
         .answers(200, Content::JsonLines)
-        .fails(&[400]),
+        .fails(&[400, 403, 501]),
     Route {
         body: Content::Opaque,
         ..images("POST", "/images/import", "import_image", "Import an image from an uploaded archive")
             .query(&[text("name", "Reference to give to an archive that carries none.")])
             .answers(200, Content::JsonLines)
-            .fails(&[400, 507])
+            .fails(&[400, 403, 501, 507])
     },
     images("POST", "/images/prune", "prune_images", "Remove what no image and no sandbox uses")
-        .answers(200, Content::Opaque),
+        .answers(200, Content::Opaque)
+        .fails(&[403, 501]),
     images("DELETE", "/images/{reference}", "remove_image", "Remove a local image")
         .answers(200, Content::Opaque)
-        .fails(&[400, 404, 409]),
+        .fails(&[400, 403, 404, 409, 501]),
     Route {
         mount: Mount::V1,
         ..Route::new("POST", "/metrics/events", "report_metrics_event", "Report how a create went")
