@@ -95,6 +95,8 @@ impl Registry {
         let mut request = Vec::new();
         while !request.ends_with(b"\r\n\r\n") {
             match stream.read_u8().await {
+                // The engine tries TLS first, and goes on at once when that is refused.
+                Ok(byte) if request.is_empty() && !byte.is_ascii_uppercase() => return,
                 Ok(byte) => request.push(byte),
                 Err(_) => return,
             }

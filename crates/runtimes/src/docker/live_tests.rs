@@ -7,7 +7,7 @@ use sandglass_sandbox::{
     Clock, SystemClock,
     ports::{
         RuntimeErrorKind as Kind,
-        runtime::{Condition, Exposure, Observation, StartPlan},
+        runtime::{Condition, Exposure, Observation, Runtime, StartPlan},
     },
     spec::{Credentials, Entrypoint, Limits, MutableFacts, Secrets, Spec, Volume, VolumeSource},
 };
@@ -354,4 +354,62 @@ async fn a_box_of_a_committed_image_inherits_no_system_label() {
         d.remove_image(&repo, None::<bollard::query_parameters::RemoveImageOptions>, None).await
     });
     removed.await.unwrap();
+}
+
+/// Mounts memory, if the key is the right one.
+const MOUNTING_PROGRAM: &str = r#"#!/bin/sh
+grep -q '^--oss_access_key_secret=right$' "$4" || { cat "$4" >&2; exit 1; }
+mount -t tmpfs bucket "$2" && echo from-the-bucket > "$2/file"
+"#;
+
+#[tokio::test]
+async fn a_bucket_is_mounted_once_for_a_key_and_unmounted_after_its_last_box() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let mounts = tempfile::tempdir().unwrap();
+    let Some(mut bench) = bench(|config| config.ossfs_mount_root = mounts.path().to_owned()) else { return };
+    let program = bench.dir.path().join("ossfs2");
+    std::fs::write(&program, MOUNTING_PROGRAM).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let programs = bench.dir.path().to_owned();
+    Arc::get_mut(&mut bench.runtime.shared).unwrap().object_stores.programs = programs;
+
+    let volume = Volume {
+        name: "data".into(),
+        source: VolumeSource::ObjectStore {
+            bucket: "data".into(),
+            endpoint: "oss.example.com".into(),
+            version: 2,
+            options: vec![],
+            sub_path: None,
+        },
+        target: "/data".into(),
+        read_only: true,
+    };
+    let spec = Spec { volumes: vec![volume], ..bench.spec(IDLE) };
+    let key = |secret: &str| {
+        let key = sandglass_sandbox::spec::ObjectStoreKey { id: "AKID-1".into(), secret: secret.into() };
+        Secrets { object_stores: BTreeMap::from([("data".to_owned(), key)]), ..Secrets::default() }
+    };
+    let mounted = || std::fs::read_dir(mounts.path()).unwrap().count();
+
+    let failed = bench.start_with(spec.clone(), &key("wrong-secret")).await.unwrap_err();
+    assert_eq!((failed.kind, failed.phase.as_str()), (Kind::Failed, "ossfs"), "{failed}");
+    assert!(!failed.message.contains("wrong-secret") && !failed.message.contains("AKID-1"), "{failed}");
+    assert_eq!(mounted(), 0);
+
+    let first = bench.start_with(spec.clone(), &key("right")).await.unwrap();
+    let second = bench.start_with(spec, &key("right")).await.unwrap();
+    assert_eq!(mounted(), 1);
+    for seen in [&first, &second] {
+        assert!(bench.run(seen, "cat /data/file").await.contains("from-the-bucket"));
+    }
+    assert_eq!(std::fs::read_dir(bench.dir.path().join("state/keys")).unwrap().count(), 0, "a key is left");
+    // Another server process knows of the users by the containers alone.
+    bench.shared().object_stores.forget_users();
+    bench.runtime.remove(first.id, Duration::ZERO).await.unwrap();
+    assert!(bench.run(&second, "cat /data/file").await.contains("from-the-bucket"));
+    bench.runtime.remove(second.id, Duration::ZERO).await.unwrap();
+    assert_eq!(mounted(), 0);
+    bench.close().await;
 }

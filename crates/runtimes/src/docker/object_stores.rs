@@ -45,6 +45,8 @@ pub(super) struct Bucket<'a> {
 /// The mounts of this host.
 #[derive(Default)]
 pub(super) struct ObjectStores {
+    /// Where the mounting programs are; empty: on the search path.
+    pub programs: PathBuf,
     /// Boxes that are being made with a mount.
     users: Mutex<HashMap<PathBuf, BTreeSet<SandboxId>>>,
     /// Held while one mount point is mounted or unmounted.
@@ -59,6 +61,11 @@ impl ObjectStores {
     fn point(&self, at: &Path) -> Arc<tokio::sync::Mutex<()>> {
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         busy.entry(at.to_owned()).or_default().clone()
+    }
+
+    #[cfg(test)]
+    pub(super) fn forget_users(&self) {
+        self.users().clear();
     }
 
     fn note(&self, at: &Path, id: SandboxId) {
@@ -211,7 +218,7 @@ impl Shared {
         let redact = |text: &str| {
             text.replace(&bucket.key.secret, "***").replace(&bucket.key.id, "***").trim().to_owned()
         };
-        match run(program, &arguments, MOUNT_PATIENCE).await {
+        match run(&self.object_stores.programs.join(program), &arguments, MOUNT_PATIENCE).await {
             Ok(()) => Ok(()),
             Err(e) => {
                 let _ = fs::remove_dir(at);
@@ -261,7 +268,7 @@ async fn unmount(id: SandboxId, at: &Path) {
     let mut last = String::new();
     for (program, flag) in [("fusermount", Some("-u")), ("umount", None)] {
         let arguments: Vec<OsString> = flag.map(OsString::from).into_iter().chain([at.into()]).collect();
-        match run(program, &arguments, UNMOUNT_PATIENCE).await {
+        match run(Path::new(program), &arguments, UNMOUNT_PATIENCE).await {
             Ok(()) => {
                 let _ = fs::remove_dir(at);
                 return;
@@ -272,8 +279,9 @@ async fn unmount(id: SandboxId, at: &Path) {
     tracing::warn!(sandbox = %id, path = %at.display(), error = %last, "a bucket cannot be unmounted");
 }
 
-async fn run(program: &str, arguments: &[OsString], patience: Duration) -> Result<(), String> {
+async fn run(program: &Path, arguments: &[OsString], patience: Duration) -> Result<(), String> {
     let mut command = Command::new(program);
+    let program = program.display();
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
     // A program that stays in the background may keep its standard error open, so a file takes it, not a pipe.
     let errors = tempfile_for_errors().map_err(|e| e.to_string())?;
@@ -444,10 +452,10 @@ mod tests {
     #[tokio::test]
     async fn a_program_that_is_not_there_or_fails_says_so() {
         let patience = Duration::from_secs(30);
-        let absent = run("sandglass-no-such-program", &[], patience).await.unwrap_err();
+        let absent = run(Path::new("sandglass-no-such-program"), &[], patience).await.unwrap_err();
         assert!(absent.contains("not installed"), "{absent}");
         let arguments = ["-c".into(), "echo broken >&2; exit 3".into()];
-        let failed = run("sh", &arguments, patience).await.unwrap_err();
+        let failed = run(Path::new("sh"), &arguments, patience).await.unwrap_err();
         assert!(failed.contains("broken") && failed.contains('3'), "{failed}");
     }
 
