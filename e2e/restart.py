@@ -17,6 +17,7 @@ import argparse
 import http.client
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -450,6 +451,7 @@ class Loop:
             failure = f"round {rounds + 1}, seed {self.options.seed}: {error}"
             self.halt.set()
             print(f"server log, last lines:\n{self.stack.tail()}")
+            self.print_stories(str(error))
         if self.stack.server.poll() is not None:
             self.stack.start(wait=False)
             time.sleep(1)
@@ -467,6 +469,13 @@ class Loop:
             print(f"FAILED {failure}")
         print(f"restart: {rounds} passed, {1 if failure else 0} failed")
         return 1 if failure else 0
+
+    def print_stories(self, text):
+        """What the log says of every sandbox that the failure names, reads left out."""
+        lines = [line for line in self.stack.log.read_text(errors="replace").splitlines() if "method=GET" not in line]
+        for identity in set(re.findall(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}", text)):
+            print(f"of {identity}:")
+            print("\n".join([line for line in lines if identity in line][-30:]))
 
     def report(self, rounds, seconds):
         for name, count in sorted(self.counts.items()):

@@ -126,6 +126,10 @@ impl Shared {
         let found = match self.find_volume(claim).await? {
             Some(found) => {
                 check_owner(claim, &found, tenant)?;
+                // An earlier attempt at the same box made it and died.
+                if *delete_with_sandbox && found.is_of(id) {
+                    made.volumes.push(claim.clone());
+                }
                 found
             }
             None if !create_if_missing => return Err(missing(claim)),
@@ -244,6 +248,14 @@ enum Found {
     Readable(Box<EngineVolume>),
     /// Described in a way that only its driver understands.
     Foreign,
+}
+
+impl Found {
+    /// Whether it was made for this box alone.
+    fn is_of(&self, id: SandboxId) -> bool {
+        let Self::Readable(volume) = self else { return false };
+        volume.labels.get(OWNER).is_some_and(|owner| *owner == id.to_string())
+    }
 }
 
 fn missing(claim: &str) -> RuntimeError {
