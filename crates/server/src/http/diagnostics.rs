@@ -25,7 +25,7 @@ use crate::{
         UnsupportedScope, describe_events, describe_logs, parse_since, render_events, render_inspect,
         render_runtime, render_summary,
     },
-    engine::index::Entry,
+    engine::{history::OWNER, index::Entry},
     ingress::{AGENT_PORT, EGRESS_PORT, HTTP_PORT},
     tenants::Principal,
 };
@@ -111,6 +111,7 @@ async fn event_facts(app: &App, entry: &Entry) -> ApiResult<EventFacts> {
     let history = app.engine.store().history(entry.id, 500).await.map_err(unreadable)?;
     let mut events: Vec<EventLine> = history
         .into_iter()
+        .filter(|e| e.kind != OWNER)
         .map(|e| EventLine { at_ms: e.at.as_millis(), kind: e.kind, message: e.message })
         .collect();
     if entry.observed.is_some() {
