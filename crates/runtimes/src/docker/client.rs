@@ -181,7 +181,10 @@ impl Client {
         }
         let negotiated = async { self.address.connect()?.negotiate_version().await };
         let docker = match tokio::time::timeout(CONNECT_PATIENCE.min(self.patience), negotiated).await {
-            Ok(negotiated) => negotiated.map_err(Failure::from)?,
+            Ok(negotiated) => negotiated.map_err(|e| match Failure::from(e) {
+                Failure::Unreachable(why) => Failure::Unreachable(format!("{}: {why}", self.address)),
+                other => other,
+            })?,
             Err(_) => return Err(Failure::TimedOut),
         };
         *self.connected() = Some(docker.clone());

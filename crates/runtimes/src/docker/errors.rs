@@ -84,20 +84,17 @@ impl From<Error> for Failure {
             Error::JsonSerdeError { err } => Self::Unreadable(err.to_string()),
             Error::APIVersionParseError {} => Self::Unreadable("it names no API version".into()),
             Error::SocketNotFoundError(path) => Self::Unreachable(format!("there is no socket {path}")),
-            other => Self::Unreachable(with_sources(&other)),
+            other => Self::Unreachable(innermost(&other)),
         }
     }
 }
 
-/// The innermost cause says what happened ("connection refused"), the outer ones only that something did.
-fn with_sources(error: &Error) -> String {
+/// The innermost cause: it says what happened ("connection refused"), the outer ones only that something did.
+fn innermost(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
+        text = cause.to_string();
         source = cause.source();
     }
     text

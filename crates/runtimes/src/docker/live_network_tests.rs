@@ -164,20 +164,13 @@ async fn the_hosts_network_holds_one_box() {
     bench.close().await;
 }
 
-#[tokio::test]
-async fn a_windows_box_keeps_its_own_start_and_finds_the_agent_on_a_volume() {
-    let Some(first) = bench(|_| {}) else { return };
-    if windows::admit().is_err() {
-        eprintln!("SKIPPED: the host has no /dev/kvm or /dev/net/tun");
-        return;
-    }
-    let shared = first.shared();
-    let image = image_of(&first, "cat /oem/install.bat; env; exec sleep 1000").await;
-    // The artifacts, as an image: a volume-less copy of the plain one with two files.
+/// An image with what a Windows box is given; removed by the caller.
+async fn artifacts_image(bench: &Bench) -> String {
+    let shared = bench.shared();
     let artifacts = format!("sandglass-test-{}", uuid::Uuid::new_v4());
     let options = CreateContainerOptions { name: Some(artifacts.clone()), ..Default::default() };
     let body = ContainerCreateBody {
-        image: Some(first.image.clone()),
+        image: Some(bench.image.clone()),
         cmd: Some(vec!["true".to_owned()]),
         ..ContainerCreateBody::default()
     };
@@ -205,6 +198,19 @@ async fn a_windows_box_keeps_its_own_start_and_finds_the_agent_on_a_volume() {
         .unwrap();
     shared.remove_container(&artifacts).await.unwrap();
 
+    artifacts
+}
+
+#[tokio::test]
+async fn a_windows_box_keeps_its_own_start_and_finds_the_agent_on_a_volume() {
+    let Some(first) = bench(|_| {}) else { return };
+    if windows::admit().is_err() {
+        eprintln!("SKIPPED: the host has no /dev/kvm or /dev/net/tun");
+        return;
+    }
+    let shared = first.shared();
+    let image = image_of(&first, "cat /oem/install.bat; env; exec sleep 1000").await;
+    let artifacts = artifacts_image(&first).await;
     let execd_image = artifacts.clone();
     let bench = bench(|config| config.execd_image = Some(execd_image)).unwrap();
     let spec = Spec {

@@ -37,11 +37,7 @@ impl Shared {
         for volume in &spec.volumes {
             match &volume.source {
                 VolumeSource::Host { path } => {
-                    if self.config.engine.is_local() {
-                        resolve(path, &self.config.allowed_host_paths)?;
-                    } else {
-                        allowed(path, &self.config.allowed_host_paths)?;
-                    }
+                    resolve(path, &self.config.allowed_host_paths)?;
                 }
                 VolumeSource::Named { claim, sub_path, create_if_missing, .. } => {
                     let found = self.find_volume(claim).await?;
@@ -99,12 +95,11 @@ impl Shared {
 
     fn host_path(&self, path: &Path) -> Result<PathBuf, RuntimeError> {
         let prefixes = &self.config.allowed_host_paths;
+        resolve(path, prefixes)?;
         if !self.config.engine.is_local() {
-            // Another machine's files: neither can a directory be made there nor a link be followed.
-            allowed(path, prefixes)?;
+            // Perhaps another machine's files: no directory can be made there, and what was checked are this machine's links.
             return Ok(path.to_owned());
         }
-        resolve(path, prefixes)?;
         if !path.exists() {
             fs::create_dir_all(path)
                 .map_err(|e| failed("volume-host", format!("cannot create {}: {e}", path.display())))?;
