@@ -12,7 +12,7 @@ use std::{
 use bollard::query_parameters::{InspectContainerOptions, ListContainersOptions};
 use futures_util::{StreamExt, stream};
 use sandglass_sandbox::{
-    Clock, SandboxId, SystemClock, Timestamp,
+    Clock, SandboxId, SnapshotId, SystemClock, Timestamp,
     ports::runtime::{Condition, Exit, ExitCause, Exposure, Observation, RuntimeError},
     spec::{Egress, Entrypoint, MutableFacts, NetworkPolicy, Spec},
 };
@@ -28,7 +28,7 @@ use super::{
     side_facts::Changed,
 };
 
-/// Boxes that are remembered as gone.
+/// Boxes and snapshots that are remembered as gone.
 const MOST_GONE: usize = 10_000;
 /// Inspects in flight during a full list.
 const PARALLEL: usize = 16;
@@ -56,6 +56,8 @@ struct Remembered {
     saving: HashSet<SandboxId>,
     /// Boxes that this process is removing, with how many times at once.
     removing: HashMap<SandboxId, usize>,
+    /// Snapshots that were removed, perhaps before they were whole.
+    unwanted: HashSet<SnapshotId>,
     /// Boxes that are gone, with the number of the first look that could have seen that.
     gone: HashMap<SandboxId, u64>,
 }
@@ -119,6 +121,24 @@ impl Memory {
     pub(super) fn saving(&self, id: SandboxId) -> Saving<'_> {
         self.lock().saving.insert(id);
         Saving(self, id)
+    }
+
+    /// The snapshot was removed.
+    pub(super) fn unwanted(&self, snapshot: SnapshotId) {
+        let mut remembered = self.lock();
+        if remembered.unwanted.len() >= MOST_GONE {
+            remembered.unwanted.clear();
+        }
+        remembered.unwanted.insert(snapshot);
+    }
+
+    /// The snapshot is to be there.
+    pub(super) fn wanted(&self, snapshot: SnapshotId) {
+        self.lock().unwanted.remove(&snapshot);
+    }
+
+    pub(super) fn is_unwanted(&self, snapshot: SnapshotId) -> bool {
+        self.lock().unwanted.contains(&snapshot)
     }
 
     pub(super) fn removing(&self, id: SandboxId) -> Removing<'_> {

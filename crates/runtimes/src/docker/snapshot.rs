@@ -11,7 +11,7 @@ use sandglass_sandbox::{
     SandboxId, SnapshotId,
     ports::{RuntimeErrorKind, runtime::RuntimeError},
 };
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{Shared, errors::failed, freeze::no_such_box, labels};
 
@@ -19,12 +19,18 @@ const REPOSITORY: &str = "opensandbox-snapshots";
 /// Variables that open the source.
 const SECRETS: [&str; 1] = ["EXECD_ACCESS_TOKEN"];
 
+/// The snapshot that an image of that name is.
+pub(super) fn of_image(name: &str) -> Option<SnapshotId> {
+    name.strip_prefix(REPOSITORY)?.strip_prefix(':')?.parse().ok()
+}
+
 pub(super) fn image(snapshot: SnapshotId) -> String {
     format!("{REPOSITORY}:{snapshot}")
 }
 
 impl Shared {
     pub(super) async fn snapshot(&self, id: SandboxId, snapshot: SnapshotId) -> Result<(), RuntimeError> {
+        self.memory.wanted(snapshot);
         // A tag appears only when the image is whole.
         if self.has_snapshot(snapshot).await? {
             return Ok(());
@@ -73,6 +79,8 @@ impl Shared {
 
     pub(super) async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), RuntimeError> {
         let name = image(snapshot);
+        // A commit that a killed server asked for goes on in the engine and may end after this.
+        self.memory.unwanted(snapshot);
         let removed = self
             .client
             .call(|docker| {
@@ -91,9 +99,23 @@ impl Shared {
                 if !self.has_snapshot(snapshot).await? {
                     return Ok(());
                 }
+                self.memory.wanted(snapshot);
                 Err(RuntimeError::new(RuntimeErrorKind::InUse, "snapshot", failure.to_string()))
             }
             Err(failure) => Err(failure.during("snapshot")),
+        }
+    }
+
+    /// A commit has ended. If its snapshot was removed before, it goes now.
+    pub(super) async fn committed(&self, snapshot: SnapshotId) {
+        if !self.memory.is_unwanted(snapshot) {
+            return;
+        }
+        match self.remove_snapshot(snapshot).await {
+            Ok(()) => {
+                info!(snapshot = %snapshot, "a snapshot that was whole only after its removal was removed")
+            }
+            Err(error) => warn!(snapshot = %snapshot, error = %error, "a removed snapshot has come back"),
         }
     }
 }
@@ -131,6 +153,15 @@ mod tests {
     };
 
     use super::{super::Made, *};
+
+    #[test]
+    fn the_name_of_an_image_tells_its_snapshot() {
+        let snapshot = SnapshotId::random();
+        assert_eq!(of_image(&image(snapshot)), Some(snapshot));
+        for other in ["opensandbox-snapshots", "opensandbox-snapshots:latest", "busybox:1", ""] {
+            assert_eq!(of_image(other), None);
+        }
+    }
 
     #[test]
     fn an_image_passes_nothing_of_its_source_on() {

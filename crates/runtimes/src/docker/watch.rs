@@ -16,7 +16,7 @@ use futures_util::{
     stream::BoxStream,
 };
 use sandglass_sandbox::{
-    Clock, SandboxId, SystemClock,
+    Clock, SandboxId, SnapshotId, SystemClock,
     ports::runtime::{BoxEvent, RuntimeEvent},
 };
 use tokio::{
@@ -33,6 +33,7 @@ use super::{
     errors::Failure,
     labels::{self, Parsed},
     reads::at,
+    snapshot,
 };
 
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
@@ -104,6 +105,14 @@ async fn follow(shared: Arc<Shared>, tell: UnboundedSender<RuntimeEvent>) {
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+}
+
+/// The snapshot that was just committed.
+fn snapshot_of(event: &EventMessage) -> Option<SnapshotId> {
+    if event.action.as_deref() != Some("commit") {
+        return None;
+    }
+    snapshot::of_image(event.actor.as_ref()?.attributes.as_ref()?.get("imageRef")?)
 }
 
 /// Events about sandboxes from a moment ago on.
@@ -228,6 +237,7 @@ impl Shared {
         later: &mut BTreeSet<SandboxId>,
     ) -> Option<Failure> {
         let mut concerned: HashMap<SandboxId, Parsed> = HashMap::new();
+        let mut committed = Vec::new();
         for event in batch {
             let event = match event {
                 Ok(event) => event,
@@ -240,11 +250,15 @@ impl Shared {
                     failure => return Some(failure),
                 },
             };
+            committed.extend(snapshot_of(&event));
             if let Some(parsed) = self.take(&event, tell, later) {
                 concerned.insert(parsed.id, parsed);
             }
         }
         join_all(concerned.into_iter().map(|(id, parsed)| self.look_again(id, Some(parsed), tell))).await;
+        for snapshot in committed {
+            self.committed(snapshot).await;
+        }
         None
     }
 

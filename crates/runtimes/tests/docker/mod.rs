@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::{StreamExt, stream::BoxStream};
 use sandglass_runtimes::docker::DockerRuntime;
 use sandglass_sandbox::{
-    Clock, SandboxId, SystemClock,
+    Clock, SandboxId, SnapshotId, SystemClock,
     ports::{
         Runtime, RuntimeErrorKind,
         runtime::{Condition, Exposure, Observation, RuntimeEvent, StartPlan},
@@ -276,6 +276,31 @@ async fn a_box_removed_behind_our_back_takes_its_volumes_and_side_files_along() 
     told(&mut events, |event| matches!(event, RuntimeEvent::Removed(gone) if *gone == id)).await;
     assert_eq!(engine.everything().await, Vec::<String>::new());
     assert_eq!(engine.side_files(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_that_is_whole_only_after_its_removal_is_removed() {
+    let Some(engine) = Engine::alone().await else { return };
+    let runtime = engine.runtime();
+    let id = started(&runtime, &engine).await.id;
+    let mut events = runtime.watch();
+    told(&mut events, |event| matches!(event, RuntimeEvent::Observed(seen) if seen.id == id)).await;
+    let [late, wanted] = [SnapshotId::random(), SnapshotId::random()];
+    runtime.remove_snapshot(late).await.unwrap();
+    // What a killed server asked for.
+    for snapshot in [late, wanted] {
+        engine.docker(&["commit", &format!("sandbox-{id}"), &runtime.snapshot_image(snapshot)]).await;
+    }
+    let gone = async {
+        while runtime.has_snapshot(late).await.unwrap() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, gone).await.expect("it stays");
+    assert!(runtime.has_snapshot(wanted).await.unwrap());
+    runtime.remove_snapshot(wanted).await.unwrap();
+    runtime.remove(id, Duration::ZERO).await.unwrap();
+    assert_eq!(engine.everything().await, Vec::<String>::new());
 }
 
 /// A sandbox of the reference's making, with a sidecar.
