@@ -1,5 +1,6 @@
 """The engine stops, restarts, dies, hangs; the server dies: what is told meanwhile, and that everything comes back by itself."""
 
+import subprocess
 from datetime import datetime, timedelta, timezone
 
 import httpx
@@ -179,6 +180,33 @@ def test_server_killed_and_restarted(shaky):
     assert after == before
     assert docker.http.post(f"/v1/sandboxes/{box}/resume").status_code == 202
     assert docker.text(box, "echo after") == "after"
+
+
+def test_full_disk_of_the_engine(tmp_path):
+    engine = Engine()
+    disk = engine.home / "data"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)], check=True)
+    stack = DockerStack(engine)
+    try:
+        engine.start().images(BUSYBOX)
+        stack.start()
+        docker = Plain(stack.url, stack.key, BUSYBOX)
+        box = docker.create()
+        assert docker.run(box, "dd if=/dev/zero of=/fill bs=64k").error
+        state, code, message = docker.outcome(docker.post())
+        assert state in (429, 500, "Failed") and "space" in message, (state, code, message)
+        assert docker.state(box) == "Running" and healthy(docker)
+        assert docker.text(box, "echo still here") == "still here"
+        assert docker.delete(box) == 204
+        again = docker.create()
+        assert docker.text(again, "echo room again") == "room again"
+        docker.close()
+        problems = stack.close() + engine.wait_clean()
+    finally:
+        stack.close()
+        engine.close()
+    assert not problems, "\n".join(problems)
 
 
 def test_client_that_hangs_up_during_its_create(shaky):

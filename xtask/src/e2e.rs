@@ -13,7 +13,7 @@ use crate::workspace::{Workspace, cargo};
 
 /// Rounds and the time they may take; the loop stops by itself at whichever comes first and fails when it did too few.
 const RESTART_DEFAULTS: &[&str] = &["--rounds", "200", "--seconds", "240"];
-const DOCKER_RESTART_DEFAULTS: &[&str] = &["--runtime", "docker", "--rounds", "60", "--seconds", "240"];
+const DOCKER_RESTART_DEFAULTS: &[&str] = &["--runtime", "docker", "--rounds", "100", "--seconds", "240"];
 
 /// What runs in an environment of its own: the variable that names its interpreter, and its requirements.
 const OTHERS: &[(&str, &str)] = &[
