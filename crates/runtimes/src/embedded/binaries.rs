@@ -26,7 +26,7 @@ pub(crate) fn unpack_agent(dir: &Path) -> io::Result<PathBuf> {
 }
 
 /// The hash is the one computed at build time: reading the content would make it resident.
-fn place(dir: &Path, name: &str, hash: &str, content: &[u8]) -> io::Result<PathBuf> {
+fn place(dir: &Path, name: &str, hash: &str, content: &'static [u8]) -> io::Result<PathBuf> {
     use std::io::Write;
     let path = dir.join(format!("{name}-{hash}"));
     if fs::metadata(&path).is_ok_and(|m| m.len() == content.len() as u64) {
@@ -39,5 +39,24 @@ fn place(dir: &Path, name: &str, hash: &str, content: &[u8]) -> io::Result<PathB
     file.set_permissions(fs::Permissions::from_mode(0o755))?;
     drop(file);
     fs::rename(&partial, &path)?;
+    forget_pages(content);
     Ok(path)
+}
+
+/// Gives the memory back into which a part of this program's own file was read; it is read again should anybody ask for it.
+fn forget_pages(content: &'static [u8]) {
+    let page = rustix::param::page_size();
+    let start = content.as_ptr().addr().next_multiple_of(page);
+    let end = (content.as_ptr().addr() + content.len()) / page * page;
+    if start < end {
+        // SAFETY: the range lies inside `content`, which is constant data mapped privately from this program's file and never
+        // written to, so dropping its pages changes nothing that can be read. Failing is harmless.
+        unsafe {
+            libc::madvise(
+                content.as_ptr().with_addr(start).cast_mut().cast(),
+                end - start,
+                libc::MADV_DONTNEED,
+            )
+        };
+    }
 }
