@@ -229,7 +229,7 @@ class Bench:
         """POST until Running, and delete; in blocks of ten in turns with the engine's own create and start, and forced removal."""
         ours, removed, engine, engine_removed = [], [], [], []
         connection = self.engine.connection()
-        for _ in range(self.n(5, 1)):
+        for _ in range(self.n(3, 1)):
             for _ in range(10):
                 took, container = self.engine.make(connection)
                 engine.append(took)
@@ -296,15 +296,15 @@ class Bench:
         api, alive = self.server.api, self.n(200, 30)
         self.within(fill, api, alive)
         self.record("memory", self.who, self.memory(), when="many alive", alive=alive)
-        self.record("list", self.who, self.within(listing, api, self.n(100, 10)), alive=alive)
-        self.record("list_16", self.who, self.within(parallel_lists, api, 16, self.n(5, 2)), alive=alive)
+        self.record("list", self.who, self.within(listing, api, self.n(40, 10)), alive=alive)
+        self.record("list_16", self.who, self.within(parallel_lists, api, 16, self.n(3, 2)), alive=alive)
         one = self.within(api.identities)[0]
         self.record("get", self.who, self.within(getting, api, one, self.n(200, 20)), alive=alive)
         self.record("get_64", self.who, self.wrk(64, f"/v1/sandboxes/{one}"), alive=alive)
         self.record("health_64", self.who, self.wrk(64, "/health"), alive=alive)
         self.record("memory", self.who, self.memory(), when="many alive, after load", alive=alive)
         times = []
-        for _ in range(self.n(5, 2)):
+        for _ in range(self.n(3, 2)):
             self.server.stop()
             begun = now_ms()
             self.server.start()
