@@ -282,5 +282,5 @@ fn a_scan_for_a_far_line_ends_with_its_client() {
     drop(clients);
     let start = Instant::now();
     assert_eq!(agent.get(&format!("/files/info?path={}", agent.path("sparse").display())).status, 200);
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }

@@ -84,16 +84,17 @@ fn boot(config: &serde_json::Value) -> (std::process::Child, String, u16) {
     let fds: [OwnedFd; 3] = [config_read, listener.into(), status_write];
     let numbers = fds.each_ref().map(AsRawFd::as_raw_fd);
     let place = move || {
-        // Out of the way first: a source may be one of the targets.
-        for (offset, fd) in numbers.iter().enumerate() {
+        // Out of the way first, to numbers that nobody uses: a source may be one of the targets.
+        let mut aside = [0; 3];
+        for (aside, fd) in aside.iter_mut().zip(numbers) {
             // SAFETY: plain descriptor duplication in the child.
-            unsafe { libc::dup2(*fd, 100 + offset as i32) };
+            *aside = unsafe { libc::fcntl(fd, libc::F_DUPFD, 10) };
         }
-        for target in 0..3 {
+        for (target, fd) in (3..).zip(aside) {
             // SAFETY: as above.
-            unsafe { libc::dup2(100 + target, 3 + target) };
+            unsafe { libc::dup2(fd, target) };
             // SAFETY: as above.
-            unsafe { libc::close(100 + target) };
+            unsafe { libc::close(fd) };
         }
         Ok(())
     };

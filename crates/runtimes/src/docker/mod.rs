@@ -21,6 +21,7 @@ mod live_tests;
 mod network;
 mod object_stores;
 mod observe;
+mod pins;
 mod ports;
 mod reach;
 mod reads;
@@ -142,6 +143,7 @@ struct Shared {
     /// The content of the configured seccomp profile, or the engine's word for one.
     seccomp: Option<String>,
     ports: ports::Ports,
+    pins: pins::Pins,
     /// What `prepare` learnt, for the `start` that follows.
     images: image::Prepared,
     /// The engine's own platform, once it was asked.
@@ -210,6 +212,7 @@ impl DockerRuntime {
                 client: client::Client::new(config.engine.clone(), config.api_timeout),
                 agent,
                 seccomp,
+                pins: pins::Pins::new(config.state_dir.join("pins")),
                 ports: ports::Ports::new(config.ports.clone(), config.publish_host),
                 images: image::Prepared::default(),
                 engine_platform: tokio::sync::OnceCell::new(),

@@ -170,7 +170,8 @@ impl Shared {
     ) -> Result<Observation, RuntimeError> {
         let image = self.image_facts(&plan.spec.image).await?;
         let argv = image::entrypoint(&plan.spec.entrypoint, &image)?;
-        let mounts = self.mount_volumes(id, &plan.spec, secrets, made).await?;
+        // The pins are held until the container has started and has mounts of its own.
+        let (mounts, _pins) = self.mount_volumes(id, &plan.spec, secrets, made).await?;
         let mut parts = Parts { id, plan, image, argv, mounts, sidecar: None };
         if parts.is_windows() {
             // Left to the engine, nothing would tell whose it is.

@@ -1,11 +1,11 @@
 //! Volumes of boxes: directories of the host, the engine's named volumes, and mounted buckets (`object_stores.rs`).
 //!
-//! Every path is resolved and checked again right before it is mounted, because a box that writes into a shared directory can put links
-//! there. Invariant: a volume made for one box alone carries the box's id, so that it is found even if no container ever named it.
+//! Every path is resolved and checked again right before it is mounted, and then held on to (`pins.rs`), because a box that writes into a
+//! shared directory can put links there. Invariant: a volume made for one box alone carries the box's id, so that it is found even if no container ever named it.
 
 use std::{
     collections::HashMap,
-    fs, io,
+    io,
     path::{Component, Path, PathBuf},
 };
 
@@ -24,6 +24,7 @@ use super::{
     errors::{Failure, failed, invalid},
     labels::{BY_SERVER, MANAGED_VOLUMES, TENANT},
     object_stores::Bucket,
+    pins::Pin,
 };
 
 /// On volumes that go with one box: its id.
@@ -64,13 +65,14 @@ impl Shared {
         spec: &Spec,
         secrets: &Secrets,
         made: &mut Made,
-    ) -> Result<Vec<Mount>, RuntimeError> {
+    ) -> Result<(Vec<Mount>, Vec<Pin>), RuntimeError> {
         let mut mounts = Vec::with_capacity(spec.volumes.len());
+        let mut pins = Vec::new();
         for volume in &spec.volumes {
             mounts.push(match &volume.source {
-                VolumeSource::Host { path } => bind(volume, &self.host_path(path)?),
+                VolumeSource::Host { path } => bind(volume, &self.host_path(path, &mut pins)?),
                 VolumeSource::Named { .. } => {
-                    self.mount_named(id, volume, spec.tenant.as_deref(), made).await?
+                    self.mount_named(id, volume, spec.tenant.as_deref(), made, &mut pins).await?
                 }
                 VolumeSource::ObjectStore { bucket, endpoint, version, options, sub_path } => {
                     let key = secrets.object_stores.get(&volume.name).ok_or_else(|| {
@@ -90,21 +92,35 @@ impl Shared {
                 }
             });
         }
-        Ok(mounts)
+        Ok((mounts, pins))
     }
 
-    fn host_path(&self, path: &Path) -> Result<PathBuf, RuntimeError> {
+    /// What to mount for a path of the host. Where it cannot be pinned, only what no sandbox can replace is mounted: a directory that
+    /// the operator named.
+    fn host_path(&self, path: &Path, pins: &mut Vec<Pin>) -> Result<PathBuf, RuntimeError> {
         let prefixes = &self.config.allowed_host_paths;
-        resolve(path, prefixes)?;
-        if !self.config.engine.is_local() {
-            // Perhaps another machine's files: no directory can be made there, and what was checked are this machine's links.
+        let resolved = resolve(path, prefixes)?;
+        if self.pins.are_seen_by(&self.config.engine) {
+            match self.pins.pin(&resolved) {
+                Ok(pin) => {
+                    let at = pin.path().to_owned();
+                    pins.push(pin);
+                    return Ok(at);
+                }
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {}
+                Err(e) if is_link(&e) => return Err(refused(path)),
+                Err(e) => return Err(failed("volume-host", format!("cannot open {}: {e}", path.display()))),
+            }
+        }
+        if prefixes.iter().any(|prefix| prefix == path) {
             return Ok(path.to_owned());
         }
-        if !path.exists() {
-            fs::create_dir_all(path)
-                .map_err(|e| failed("volume-host", format!("cannot create {}: {e}", path.display())))?;
-        }
-        resolve(path, prefixes)
+        let message = format!(
+            "host path {} cannot be held on to while the engine mounts it (that needs root, and an engine on the same machine); only \
+             the directories that [storage] allowed_host_paths names can be mounted",
+            path.display()
+        );
+        Err(invalid("volume-host", message))
     }
 
     async fn mount_named(
@@ -113,6 +129,7 @@ impl Shared {
         volume: &Volume,
         tenant: Option<&str>,
         made: &mut Made,
+        pins: &mut Vec<Pin>,
     ) -> Result<Mount, RuntimeError> {
         let VolumeSource::Named { claim, sub_path, create_if_missing, delete_with_sandbox } = &volume.source
         else {
@@ -150,8 +167,18 @@ impl Shared {
         let Found::Readable(found) = found else { return Err(other_driver(claim)) };
         check_driver(claim, &found)?;
         let root = Path::new(&found.mountpoint);
-        if self.config.engine.is_local() && root.is_dir() {
-            return Ok(bind(volume, &below(root, sub_path)?));
+        if self.pins.are_seen_by(&self.config.engine) && root.is_dir() {
+            let inside = below(root, sub_path)?;
+            match self.pins.pin(&inside) {
+                Ok(pin) => {
+                    let mount = bind(volume, pin.path());
+                    pins.push(pin);
+                    return Ok(mount);
+                }
+                // Without the right to mount, the engine has to do it.
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {}
+                Err(_) => return Err(leads_out(sub_path)),
+            }
         }
         let engine = self.client.engine().await.map_err(|e| e.during("volume"))?;
         let version = engine.client_version();
@@ -267,6 +294,15 @@ fn check_owner(claim: &str, found: &Found, tenant: Option<&str>) -> Result<(), R
     }
 }
 
+/// Whether opening failed because a link had come into the path.
+fn is_link(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR | libc::EXDEV))
+}
+
+fn leads_out(sub_path: &Path) -> RuntimeError {
+    invalid("volume-sub-path", format!("{} leads out of the volume", sub_path.display()))
+}
+
 fn other_driver(claim: &str) -> RuntimeError {
     invalid(
         "volume-driver",
@@ -332,7 +368,7 @@ fn resolve(path: &Path, prefixes: &[PathBuf]) -> Result<PathBuf, RuntimeError> {
     if prefixes.iter().any(within) { Ok(resolved) } else { Err(refused(path)) }
 }
 
-/// The directory `sub_path` of a volume, created when absent. Links may not lead out of it.
+/// Where the directory `sub_path` of a volume is, or will be. Links may not lead out of it.
 fn below(root: &Path, sub_path: &Path) -> Result<PathBuf, RuntimeError> {
     let io = |e: io::Error| {
         let message = format!("cannot use {} of the volume: {e}", sub_path.display());
@@ -341,17 +377,12 @@ fn below(root: &Path, sub_path: &Path) -> Result<PathBuf, RuntimeError> {
     let root = root.canonicalize().map_err(io)?;
     let wanted = root.join(sub_path);
     let inside = std::slice::from_ref(&root);
-    let escapes = |_| invalid("volume-sub-path", format!("{} leads out of the volume", sub_path.display()));
-    resolve(&wanted, inside).map_err(escapes)?;
-    if !wanted.exists() {
-        fs::create_dir_all(&wanted).map_err(io)?;
-    }
-    resolve(&wanted, inside).map_err(escapes)
+    resolve(&wanted, inside).map_err(|_| leads_out(sub_path))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::{fs, os::unix::fs::symlink};
 
     use super::*;
 
@@ -401,7 +432,7 @@ mod tests {
         fs::create_dir_all(&volume).unwrap();
         symlink("/etc", volume.join("out")).unwrap();
         let made = below(&volume, Path::new("a/b")).unwrap();
-        assert!(made.is_dir() && made.ends_with("volume/a/b"));
+        assert!(made.ends_with("volume/a/b"));
         for bad in ["out", "../x", "/etc"] {
             assert!(below(&volume, Path::new(bad)).is_err(), "{bad}");
         }

@@ -12,6 +12,8 @@ const AGENT_HASH: &str = env!("SANDGLASS_AGENT_BINARY_HASH");
 static SHIM: &[u8] = include_bytes!(env!("SANDGLASS_SHIM_BINARY"));
 const SHIM_HASH: &str = env!("SANDGLASS_SHIM_BINARY_HASH");
 
+pub(crate) use super::records::private_dir;
+
 /// Makes sure that both binaries lie in `dir` and returns their paths: agent, shim.
 pub(super) fn unpack(dir: &Path) -> io::Result<(PathBuf, PathBuf)> {
     super::records::private_dir(dir)?;

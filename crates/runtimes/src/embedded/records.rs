@@ -11,7 +11,7 @@ use sandglass_shim::spec::{BoxEvent, BoxSpec, BoxState, MutableFacts};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// A directory that only its owner may enter, with its parents.
-pub(super) fn private_dir(path: &Path) -> io::Result<()> {
+pub(crate) fn private_dir(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     // One that was there before may have been made by a package or by hand.
     fs::set_permissions(path, fs::Permissions::from_mode(0o700))

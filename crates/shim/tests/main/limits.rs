@@ -56,7 +56,7 @@ fn a_fork_bomb_is_bounded_and_told() {
     // A real bomb must neither take the host nor the shim along.
     let _ = boxed.try_run("bomb() { bomb | bomb & }; bomb; sleep 0.5");
     let begun = Instant::now();
-    assert!(boxed.ask(Request::State).ok && begun.elapsed() < Duration::from_secs(2));
+    assert!(boxed.ask(Request::State).ok && begun.elapsed() < Duration::from_secs(60));
     let told = boxed.event_kinds().iter().filter(|kind| *kind == "pids-limit").count();
     assert!(told <= 5, "{told} events");
     assert!(boxed.remove().ok);
