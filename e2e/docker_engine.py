@@ -362,8 +362,13 @@ class Engine:
         for name, volume in self.volumes().items():
             if name not in volumes and not any(sandbox in name for sandbox in living):
                 found.append(f"volume {name} {volume.get('Labels')}")
-        found += [f"snapshot image {tag}" for tag in self.snapshots() - set(snapshots)]
+        found += [f"snapshot image {tag} {self.history(tag)}" for tag in self.snapshots() - set(snapshots)]
         return found
+
+    def history(self, tag):
+        """When a snapshot's image was made, and of which container: whose it was, now that nobody knows it."""
+        status, image = self.api("GET", f"/images/opensandbox-snapshots:{tag}/json")
+        return f"made {image['Created']} of {image.get('Container', '')[:12]} {image['Config'].get('Cmd')}" if status == 200 else ""
 
     def wait_clean(self, seconds=10.0, **keys):
         deadline = time.monotonic() + seconds
