@@ -114,7 +114,8 @@ fn argv_env_cwd_and_identity() {
 fn a_left_behind_child_does_not_hold_the_stream_and_survives() {
     let agent = Agent::start();
     // It ends when it is told to, so the stream cannot have waited for it.
-    let answer = agent.shell("(until test -e go; do sleep 0.05; done; echo late; echo late; touch alive) & echo now");
+    let answer =
+        agent.shell("(until test -e go; do sleep 0.05; done; echo late; echo late; touch alive) & echo now");
     assert_eq!(answer.golden(), HEAD.to_owned() + &out("now") + DONE);
     agent.shell("touch go");
     until(|| agent.path("alive").exists().then_some(()));
