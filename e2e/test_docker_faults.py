@@ -17,16 +17,17 @@ LOST = (503, "DOCKER::SANDBOX_QUERY_FAILED")
 @pytest.fixture
 def shaky():
     """An engine of the test's own, a server and a client; audited, since whatever happens nothing may stay."""
-    engine = Engine().start().images(BUSYBOX)
-    stack = DockerStack(engine)
+    engine, stack = Engine(), None
     try:
-        stack.start()
+        engine.start().images(BUSYBOX)
+        stack = DockerStack(engine).start()
         client = Plain(stack.url, stack.key, BUSYBOX)
         yield engine, stack, client
         client.close()
         problems = stack.close() + engine.wait_clean()
     finally:
-        stack.close()
+        if stack:
+            stack.close()
         engine.close()
     assert not problems, "\n".join(problems)
 
