@@ -26,7 +26,7 @@ use sandglass_sandbox::{
 use super::{
     Shared, agent,
     errors::{Failure, failed, invalid},
-    windows,
+    snapshot, windows,
 };
 
 /// More references than this are not remembered; forgetting costs one question.
@@ -35,6 +35,9 @@ const REMEMBERED: usize = 512;
 /// What a create needs to know about its image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct ImageFacts {
+    /// `sha256:` and 64 digits.
+    pub id: String,
+    pub tags: Vec<String>,
     pub os: String,
     pub arch: String,
     pub entrypoint: Vec<String>,
@@ -46,6 +49,8 @@ impl From<ImageInspect> for ImageFacts {
     fn from(image: ImageInspect) -> Self {
         let config = image.config.unwrap_or_default();
         Self {
+            id: image.id.unwrap_or_default(),
+            tags: image.repo_tags.unwrap_or_default(),
             os: image.os.unwrap_or_default().to_ascii_lowercase(),
             arch: normal_arch(&image.architecture.unwrap_or_default()),
             entrypoint: config.entrypoint.unwrap_or_default(),
@@ -90,7 +95,10 @@ impl Shared {
     ) -> Result<(), RuntimeError> {
         let platform = spec.platform.as_ref().filter(|p| !windows::is_windows(p));
         let any_platform = spec.platform.is_some() && platform.is_none();
-        let found = self.look(&spec.image).await?;
+        let found = self.look(&spec.image).await?.filter(|facts| is_named(&spec.image, facts));
+        if let Some(facts) = &found {
+            refuse_snapshots(spec, facts)?;
+        }
         let fits = match &found {
             None => false,
             Some(_) if any_platform || spec.snapshot.is_some() => true,
@@ -242,6 +250,21 @@ fn check_reference(reference: &str) -> Result<(), RuntimeError> {
     Err(invalid("image", format!("{reference:?} is not an image reference")))
 }
 
+/// Whether the engine found the image by its name. It also finds images by the first digits of their ids, which nobody may try out.
+fn is_named(reference: &str, facts: &ImageFacts) -> bool {
+    let digits = facts.id.strip_prefix("sha256:").unwrap_or(&facts.id);
+    let by_digits = digits.starts_with(reference);
+    !by_digits || facts.tags.iter().any(|tag| tag.strip_suffix(":latest").unwrap_or(tag) == reference)
+}
+
+/// Whose snapshot it is, only the server knows, so a snapshot is started by its id.
+fn refuse_snapshots(spec: &Spec, facts: &ImageFacts) -> Result<(), RuntimeError> {
+    if spec.snapshot.is_none() && facts.tags.iter().any(|tag| snapshot::is_artifact(tag)) {
+        return Err(invalid("image", "the image is a snapshot; start it with snapshotId"));
+    }
+    Ok(())
+}
+
 /// Whether a reference says which of the repository's images it means.
 fn names_version(reference: &str) -> bool {
     let last = reference.rsplit('/').next().unwrap_or(reference);
@@ -326,6 +349,25 @@ mod tests {
         ] {
             assert_eq!(names_version(reference), named, "{reference}");
         }
+    }
+
+    #[test]
+    fn images_are_found_by_name_and_snapshots_by_their_id_only() {
+        let facts = |tags: &[&str]| ImageFacts {
+            id: format!("sha256:{}", "ab12".repeat(16)),
+            tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
+            ..ImageFacts::default()
+        };
+        let plain = facts(&["busybox:1"]);
+        assert!(is_named("busybox:1", &plain) && is_named(&plain.id, &plain));
+        assert!(!is_named("a", &plain) && !is_named("ab12ab12", &plain));
+        assert!(is_named("ab12", &facts(&["ab12:latest"])), "a name that looks like an id");
+        let saved = facts(&["opensandbox-snapshots:7f3c3cf0-58a7-4f26-9d0a-7f7c2f5b3c11"]);
+        let by_image = Spec::new("x", Entrypoint::AgentOnly);
+        assert_eq!(refuse_snapshots(&by_image, &saved).unwrap_err().kind, RuntimeErrorKind::Invalid);
+        assert!(refuse_snapshots(&by_image, &plain).is_ok());
+        let restored = Spec { snapshot: Some(sandglass_sandbox::SnapshotId::random()), ..by_image };
+        assert!(refuse_snapshots(&restored, &saved).is_ok());
     }
 
     #[test]

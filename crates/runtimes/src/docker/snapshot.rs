@@ -16,6 +16,11 @@ use tracing::{info, warn};
 use super::{Shared, errors::failed, freeze::no_such_box, labels};
 
 const REPOSITORY: &str = "opensandbox-snapshots";
+
+/// Whether a tag is that of some snapshot, ours or the upstream server's.
+pub(super) fn is_artifact(tag: &str) -> bool {
+    tag.strip_prefix(REPOSITORY).is_some_and(|rest| rest.starts_with(':'))
+}
 /// Variables that open the source.
 const SECRETS: [&str; 1] = ["EXECD_ACCESS_TOKEN"];
 

@@ -2,6 +2,8 @@
 //!
 //! The invariant: no input, however odd, panics or costs more than its own size.
 
+use std::time::Duration;
+
 use axum::{
     body::to_bytes,
     extract::{FromRequest, Request},
@@ -15,6 +17,9 @@ use super::error::{ApiError, ApiResult, Code};
 
 /// Largest request body of the API itself; proxied bodies are not bounded by it.
 pub const MAX_BODY_BYTES: usize = 1 << 20;
+
+/// How long a body of the API itself may take to arrive: it holds one of the server's slots meanwhile.
+const BODY_PATIENCE: Duration = Duration::from_secs(20);
 
 /// A request body as it arrived, with the type it claims to have.
 #[derive(Clone, Debug, Default)]
@@ -31,9 +36,20 @@ impl<S: Send + Sync> FromRequest<S> for RawBody {
             .headers()
             .get(header::CONTENT_TYPE)
             .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
-        let bytes = to_bytes(request.into_body(), MAX_BODY_BYTES)
+        let too_large =
+            || ApiError::new(Code::BodyTooLarge, "the request body is larger than 1 MiB or was cut off");
+        let told = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        if told
+            .and_then(|length| length.parse::<u64>().ok())
+            .is_some_and(|length| length > MAX_BODY_BYTES as u64)
+        {
+            return Err(too_large());
+        }
+        let read = to_bytes(request.into_body(), MAX_BODY_BYTES);
+        let bytes = tokio::time::timeout(BODY_PATIENCE, read)
             .await
-            .map_err(|_| ApiError::new(Code::BodyTooLarge, "the request body is too large or was cut off"))?;
+            .map_err(|_| ApiError::new(Code::BodyTooSlow, "the request body did not arrive in time"))?
+            .map_err(|_| too_large())?;
         Ok(Self { content_type, bytes })
     }
 }

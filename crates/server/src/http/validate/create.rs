@@ -59,6 +59,10 @@ pub fn wanted_snapshot(request: &CreateSandboxRequest) -> Option<&str> {
     request.snapshot_id.as_deref().filter(|id| given(Some(id)) && !template)
 }
 
+/// Names and values together.
+const MAX_ENV_BYTES: usize = 256 << 10;
+const MAX_EXTENSION_BYTES: usize = 64 << 10;
+
 /// Checks and converts. `restored` is what [`wanted_snapshot`] turned out to be.
 ///
 /// # Errors
@@ -70,6 +74,7 @@ pub fn create(
     now: Timestamp,
 ) -> ApiResult<ValidatedCreate> {
     before_snapshot(&request)?;
+    bounded(&request)?;
     let extensions = request.extensions.take().unwrap_or_default();
     if restored.is_none() && wanted_snapshot(&request).is_some() {
         return Err(ApiError::new(Code::SnapshotNotFound, "snapshot not found"));
@@ -123,6 +128,23 @@ pub fn create(
         echoed_entrypoint,
         hosts: volumes.hosts,
     })
+}
+
+/// What is kept with a sandbox is kept in memory, too.
+fn bounded(request: &CreateSandboxRequest) -> ApiResult<()> {
+    let env =
+        request.env.iter().flatten().map(|(name, value)| name.len() + value.as_ref().map_or(0, String::len));
+    let extensions = request.extensions.iter().flatten().map(|(name, value)| name.len() + value.len());
+    for (field, bytes, most) in
+        [("env", env.sum::<usize>(), MAX_ENV_BYTES), ("extensions", extensions.sum(), MAX_EXTENSION_BYTES)]
+    {
+        if bytes > most {
+            return Err(ApiError::invalid_parameter(format!(
+                "{field} has {bytes} bytes; at most {most} are kept"
+            )));
+        }
+    }
+    Ok(())
 }
 
 impl ValidatedCreate {

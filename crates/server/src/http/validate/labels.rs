@@ -8,6 +8,8 @@ use crate::http::error::{ApiError, ApiResult, Code};
 const RESERVED: &str = "opensandbox.io/";
 const MAX_NAME: usize = 63;
 const MAX_PREFIX: usize = 253;
+/// Keys and values together: they are kept with the sandbox, in memory and in every list that shows it.
+const MAX_BYTES: usize = 64 << 10;
 
 fn word(text: &str, max: usize) -> bool {
     let bytes = text.as_bytes();
@@ -52,8 +54,17 @@ fn check_pair(key: &str, value: &str) -> ApiResult<()> {
     Ok(())
 }
 
+fn check_size(bytes: usize) -> ApiResult<()> {
+    if bytes > MAX_BYTES {
+        let message = format!("the metadata has {bytes} bytes; at most {MAX_BYTES} are kept");
+        return Err(ApiError::new(Code::InvalidMetadataLabel, message));
+    }
+    Ok(())
+}
+
 /// The metadata of a create.
 pub fn check(metadata: &BTreeMap<String, String>) -> ApiResult<()> {
+    check_size(metadata.iter().map(|(key, value)| key.len() + value.len()).sum())?;
     if let Some(key) = metadata.keys().find(|k| k.starts_with(RESERVED)) {
         let shown: String = key.chars().take(80).collect();
         return Err(ApiError::new(Code::InvalidMetadataLabel, format!("metadata key {shown:?} is reserved")));
@@ -70,6 +81,7 @@ pub fn check_patch(patch: &BTreeMap<String, Option<String>>) -> ApiResult<()> {
             format!("metadata key {shown:?} is reserved"),
         ));
     }
+    check_size(patch.iter().map(|(key, value)| key.len() + value.as_ref().map_or(0, String::len)).sum())?;
     patch
         .iter()
         .filter_map(|(key, value)| Some((key, value.as_ref()?)))
@@ -78,6 +90,16 @@ pub fn check_patch(patch: &BTreeMap<String, Option<String>>) -> ApiResult<()> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let many = |count: usize| (0..count).map(|n| (format!("key{n:05}"), "x".repeat(63))).collect();
+        assert!(super::check(&many(900)).is_ok());
+        let refused = super::check(&many(1000)).unwrap_err();
+        assert_eq!(refused.code, "SANDBOX::INVALID_METADATA_LABEL");
+        let patch = many(1000).into_iter().map(|(key, value)| (key, Some(value))).collect();
+        assert!(super::check_patch(&patch).is_err());
+    }
+
     use super::*;
 
     fn code(key: &str, value: &str) -> Option<&'static str> {
