@@ -255,9 +255,11 @@ async fn reachable(spec: &BoxSpec, dir: &Path) -> Result<Option<BoxState>, Runti
     let Some(network) = &spec.network else { return Ok(None) };
     let address = SocketAddr::from((network.address, spec.process.agent_port));
     for attempt in 1..=REACH_ATTEMPTS {
-        if let Ok(Ok(_)) = tokio::time::timeout(REACH_ATTEMPT, tokio::net::TcpStream::connect(address)).await
-        {
-            return Ok(None);
+        match tokio::time::timeout(REACH_ATTEMPT, tokio::net::TcpStream::connect(address)).await {
+            Ok(Ok(_)) => return Ok(None),
+            // Told at once, because the box's network is gone already.
+            Ok(Err(_)) => tokio::time::sleep(REACH_ATTEMPT).await,
+            Err(_) => {}
         }
         if attempt % LOOK_EVERY == 0
             && let Ok(answer) = ask(dir, &Request::State).await

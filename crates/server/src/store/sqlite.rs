@@ -4,7 +4,7 @@ use std::{path::Path, time::Duration};
 
 use sandglass_sandbox::ports::StoreError;
 use sqlx::{
-    SqlSafeStr, SqlitePool,
+    Connection, SqlSafeStr, SqlitePool,
     migrate::{Migration, MigrationType, Migrator},
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
@@ -29,6 +29,8 @@ pub(super) async fn open(path: &Path) -> Result<Database, StoreError> {
         .min_connections(1)
         .idle_timeout(None)
         .max_lifetime(None)
+        // On a full disk a transaction can neither be finished nor undone; nothing but another connection helps.
+        .before_acquire(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) }))
         .connect_with(options.clone())
         .await
         .map_err(failed)?;
