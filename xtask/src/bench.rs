@@ -16,12 +16,16 @@ pub(crate) fn run_benchmark(workspace: &Workspace, arguments: &[String]) -> Resu
         .args(["build", "--release", "--package", "sandglass"])
         .current_dir(&workspace.root))?;
     let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
+    let (half, arguments) = match arguments {
+        [first, rest @ ..] if first == "docker" => ("docker_", rest),
+        all => ("", all),
+    };
     run(Command::new(&python)
-        .arg("bench.py")
+        .arg(format!("{half}bench.py"))
         .args(arguments)
         .env("SANDGLASS_BIN", workspace.target.join("release/sandglass"))
         .env("PYTHONUNBUFFERED", "1")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .current_dir(&folder))?;
-    run(Command::new(&python).arg("report.py").current_dir(&folder))
+    run(Command::new(&python).arg(format!("{half}report.py")).current_dir(&folder))
 }

@@ -29,7 +29,7 @@ usage: cargo xtask COMMAND
   conformance [PYTEST OPTIONS]     the conformance cases against ours and the reference
   restart [--rounds N] [--seed S] [--runtime docker]
                                    kill the server at random moments, check what is left
-  bench [--quick]                  measure beside the reference server and Docker";
+  bench [docker] [--quick]         measure beside the reference server and Docker";
 
 /// Errors are printed as one chain of causes: a backtrace of this program explains nothing.
 fn main() -> ExitCode {

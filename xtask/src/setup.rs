@@ -30,6 +30,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("node", "nodejs"),
     ("npm", "npm"),
     ("python3", "python3"),
+    ("wrk", "wrk"),
 ];
 
 const SERVICE_POLICY: &str = "/usr/sbin/policy-rc.d";
