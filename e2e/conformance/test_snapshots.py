@@ -84,7 +84,7 @@ def listed(target, **query):
 @pytest.mark.parametrize("query, expected", [
     ({}, [2, 1, 0]), ({"name": f"first-{SUITE}"}, [2, 0]), ({"name": "first"}, []), ({"state": "Ready"}, [2, 1, 0]),
     ({"state": "ready"}, []), ({"state": ["Failed", "Ready"]}, [2, 1, 0]), ({"state": "Creating"}, []), ({"pageSize": 1, "page": 2}, [1]),
-], ids=str)
+], ids=lambda value: str(value).replace(SUITE, "suite"))
 def test_list(target, source, taken, query, expected):
     assert listed(target, sandboxId=source, **query) == [taken[at] for at in expected]
 
