@@ -1,4 +1,6 @@
 //! The backends behind the `Runtime` port, one module each.
 
+mod binaries;
 pub mod docker;
 pub mod embedded;
+pub mod host_paths;

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use sandglass_sandbox::ports::runtime::RuntimeError;
 
 use super::{DockerConfig, Shared, errors::Failure, errors::failed};
-use crate::embedded::binaries;
+use crate::binaries;
 
 /// Where agents listen in every box.
 pub(super) const AGENT_PORT: u16 = 44772;

@@ -176,7 +176,7 @@ impl Shared {
         progress: Progress<'_>,
     ) -> Result<(), RuntimeError> {
         let parsed: Option<Reference> = reference.parse().ok();
-        let tell = |message: String| progress(PrepareProgress { phase: "image", message });
+        let tell = |message: String| progress(PrepareProgress { phase: "pull", message });
         tell(format!("pulling {reference}"));
         let options = CreateImageOptions {
             from_image: Some(reference.to_owned()),

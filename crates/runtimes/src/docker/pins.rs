@@ -7,21 +7,18 @@
 
 use std::{
     fs, io,
-    os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
-        unix::net::UnixStream,
-    },
-    path::{Component, Path, PathBuf},
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
 
 use rustix::{
-    fs::{FileType, Mode, OFlags, ResolveFlags},
+    fs::FileType,
     mount::{MountFlags, UnmountFlags},
 };
 
 use super::client::EngineAddress;
-use crate::embedded::binaries;
+use crate::host_paths;
 
 /// Where pins of one server are made.
 #[derive(Debug)]
@@ -58,9 +55,9 @@ impl Pins {
     /// # Errors
     /// `ELOOP` or `ENOTDIR` when a link has come into the path; `EPERM` when this process may not mount.
     pub(super) fn pin(&self, path: &Path) -> io::Result<Pin> {
-        let file = open_without_links(path)?;
+        let file = host_paths::open(path)?;
         let directory = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_dir();
-        binaries::private_dir(&self.dir)?;
+        host_paths::private_dir(&self.dir)?;
         let name = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
         let pin = Pin(self.dir.join(name));
         if directory {
@@ -95,34 +92,6 @@ impl Drop for Pin {
             let _ = fs::remove_file(&self.0);
         }
     }
-}
-
-/// Opens a path step by step, following no link at any of them, and makes the directories that are missing.
-fn open_without_links(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let mut at = rustix::fs::open("/", flags | OFlags::DIRECTORY, Mode::empty())?;
-    for component in path.components() {
-        let name = match component {
-            Component::RootDir => continue,
-            Component::Normal(name) => name,
-            _ => return Err(io::ErrorKind::InvalidInput.into()),
-        };
-        let open = || {
-            rustix::io::retry_on_intr(|| rustix::fs::openat2(at.as_fd(), name, flags, Mode::empty(), resolve))
-        };
-        at = match open() {
-            Err(rustix::io::Errno::NOENT) => {
-                match rustix::fs::mkdirat(at.as_fd(), name, Mode::from_raw_mode(0o755)) {
-                    Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-                    Err(e) => return Err(e.into()),
-                }
-                open()?
-            }
-            opened => opened?,
-        };
-    }
-    Ok(at)
 }
 
 #[cfg(test)]

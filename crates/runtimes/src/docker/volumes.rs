@@ -26,6 +26,7 @@ use super::{
     object_stores::Bucket,
     pins::Pin,
 };
+use crate::host_paths;
 
 /// On volumes that go with one box: its id.
 const OWNER: &str = "opensandbox.io/sandglass-volume-of";
@@ -344,28 +345,12 @@ fn allowed(path: &Path, prefixes: &[PathBuf]) -> Result<(), RuntimeError> {
 /// Checks where a path leads: itself when it exists, else its nearest ancestor that does. Returns the path with links followed.
 fn resolve(path: &Path, prefixes: &[PathBuf]) -> Result<PathBuf, RuntimeError> {
     allowed(path, prefixes)?;
-    let unreadable = |e: io::Error| failed("volume-host", format!("cannot look at {}: {e}", path.display()));
-    let mut missing = Vec::new();
-    let mut existing = path;
-    let resolved = loop {
-        match existing.canonicalize() {
-            Ok(resolved) => break resolved,
-            // A link that leads nowhere must not pass for an absent directory: creating it would create its target.
-            Err(_) if existing.is_symlink() => return Err(refused(path)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let (Some(name), Some(parent)) = (existing.file_name(), existing.parent()) else {
-                    return Err(unreadable(e));
-                };
-                missing.push(name);
-                existing = parent;
-            }
-            Err(e) => return Err(unreadable(e)),
-        }
-    };
-    let resolved = missing.iter().rev().fold(resolved, |at, name| at.join(name));
-    // A prefix may be a link itself. One that does not exist yet counts as it is spelled.
-    let within = |prefix: &PathBuf| resolved.starts_with(prefix.canonicalize().as_deref().unwrap_or(prefix));
-    if prefixes.iter().any(within) { Ok(resolved) } else { Err(refused(path)) }
+    let resolved = host_paths::resolve_existing(path).map_err(|e| match e.kind() {
+        // A link that leads nowhere.
+        io::ErrorKind::NotFound => refused(path),
+        _ => failed("volume-host", format!("cannot look at {}: {e}", path.display())),
+    })?;
+    if host_paths::below_any(&resolved, prefixes) { Ok(resolved) } else { Err(refused(path)) }
 }
 
 /// Where the directory `sub_path` of a volume is, or will be. Links may not lead out of it.

@@ -5,7 +5,6 @@
 //! and removed after everything else of the box is gone.
 
 mod attach;
-pub(crate) mod binaries;
 mod boxes;
 mod control;
 mod disk;
@@ -31,6 +30,8 @@ pub use sandglass_shim::host_network::Subnet;
 use boxes::Boxes;
 use found_images::FoundImages;
 use network::Network;
+
+use crate::{binaries, host_paths::private_dir};
 
 /// What the embedded runtime needs to know.
 #[derive(Debug, Clone)]
@@ -94,10 +95,10 @@ impl EmbeddedRuntime {
             RuntimeError::new(kind, "state-dir", format!("cannot {what}: {e}"))
         };
         let dir = &config.state_dir;
-        records::private_dir(dir).map_err(|e| failed(&format!("create {}", dir.display()), e))?;
+        private_dir(dir).map_err(|e| failed(&format!("create {}", dir.display()), e))?;
         let lock = lock(dir)?;
         let sandboxes = dir.join("sandboxes");
-        records::private_dir(&sandboxes).map_err(|e| failed("create the sandboxes directory", e))?;
+        private_dir(&sandboxes).map_err(|e| failed("create the sandboxes directory", e))?;
         let (agent, shim) =
             binaries::unpack(&dir.join("bin")).map_err(|e| failed("unpack the agent and shim", e))?;
         let options = StoreOptions {

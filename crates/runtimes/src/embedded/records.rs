@@ -3,19 +3,12 @@
 use std::{
     fs, io,
     io::{Read, Seek, SeekFrom, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::OpenOptionsExt,
     path::Path,
 };
 
 use sandglass_shim::spec::{BoxEvent, BoxSpec, BoxState, MutableFacts};
 use serde::{Serialize, de::DeserializeOwned};
-
-/// A directory that only its owner may enter, with its parents.
-pub(crate) fn private_dir(path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-    // One that was there before may have been made by a package or by hand.
-    fs::set_permissions(path, fs::Permissions::from_mode(0o700))
-}
 
 /// Replaces the file in one step, so that a reader sees the old or the new content, never half of it.
 fn replace<T: Serialize>(dir: &Path, name: &str, value: &T) -> io::Result<()> {

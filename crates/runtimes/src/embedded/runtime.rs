@@ -31,6 +31,7 @@ use super::{
     plan::{About, facts_for_shim},
     records,
 };
+use crate::host_paths::private_dir;
 
 /// Longest wait for a shim to report on a create.
 const CREATE_PATIENCE: Duration = Duration::from_secs(60);
@@ -150,8 +151,7 @@ impl Shared {
         let dir = self.dir(id);
         let spec = self.box_spec(id, plan, image, slot)?;
         let facts = facts_for_shim(&plan.facts);
-        let written =
-            records::private_dir(&dir).and_then(|()| records::write_first_files(&dir, &spec, &facts));
+        let written = private_dir(&dir).and_then(|()| records::write_first_files(&dir, &spec, &facts));
         let started = match written {
             Ok(()) => self.run_shim(&dir).await,
             Err(e) => Err(of_io("spec", "write the sandbox directory", &e)),

@@ -196,6 +196,7 @@ pub enum RuntimeEvent {
 /// Progress of `prepare`, for logs and events.
 #[derive(Debug, Clone)]
 pub struct PrepareProgress {
+    /// What is done to the image: `pull`.
     pub phase: &'static str,
     pub message: String,
 }

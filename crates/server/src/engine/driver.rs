@@ -238,9 +238,7 @@ impl Engine {
             }
             last = Some((progress.phase, now));
             self.announce(id, create, accepted_at).await;
-            // Some runtimes name the phase of a pull after what is pulled.
-            let phase = if progress.phase == "image" { "pull" } else { progress.phase };
-            self.note(id, &format!("image_{phase}"), &progress.message).await;
+            self.note(id, &format!("image_{}", progress.phase), &progress.message).await;
         }
     }
 

@@ -23,7 +23,7 @@ use sandglass_sandbox::{
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{Engine, index::Entry};
+use super::{Engine, index::Entry, stripes};
 
 /// Sandboxes share this many counters; a shared one only makes a reader look twice.
 const STRIPES: usize = 256;
@@ -64,12 +64,6 @@ impl Default for Journal {
     }
 }
 
-fn stripe(id: SandboxId) -> usize {
-    use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(id);
-    usize::try_from(hash).unwrap_or(usize::MAX) % STRIPES
-}
-
 impl Journal {
     fn bells(&self) -> MutexGuard<'_, HashMap<SandboxId, watch::Sender<()>>> {
         self.bells.lock().unwrap_or_else(PoisonError::into_inner)
@@ -80,7 +74,7 @@ impl Journal {
     }
 
     fn counter(&self, id: SandboxId) -> &Counter {
-        &self.counters[stripe(id)]
+        stripes::of(&self.counters, id)
     }
 
     /// The first line of this sandbox need not be written again.
@@ -219,7 +213,7 @@ impl Engine {
 
     /// Writes the first line of a create, unless it is written.
     pub(super) async fn announce(&self, id: SandboxId, create: &Create, accepted_at: Timestamp) {
-        let _writing = self.journal.announcing[stripe(id)].lock().await;
+        let _writing = stripes::of(&self.journal.announcing, id).lock().await;
         // Whoever closed or failed the create meanwhile has written it.
         let open = self.index.get(id).and_then(|e| e.intent).is_some_and(|intent| {
             matches!(&intent.operation, Operation::Create(create)
@@ -241,7 +235,7 @@ impl Engine {
         intent: &Intent,
         create: &Create,
     ) -> Result<(), StoreError> {
-        let _writing = self.journal.announcing[stripe(id)].lock().await;
+        let _writing = stripes::of(&self.journal.announcing, id).lock().await;
         let announced = self.journal.announced().contains(&id);
         let mut lines = if announced { Vec::new() } else { opening(create, intent.accepted_at) };
         lines.push(self.event("running", "the sandbox is up"));

@@ -13,6 +13,7 @@ pub mod history;
 pub mod index;
 pub mod loops;
 pub mod snapshots;
+mod stripes;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -87,7 +88,7 @@ impl Default for Settings {
 }
 
 /// Sandboxes share this many locks; a shared one only costs a short wait.
-const FACTS_LOCKS: u64 = 1024;
+const FACTS_LOCKS: usize = 1024;
 
 /// See the module documentation. Shared as `Arc<Engine>`.
 pub struct Engine {
@@ -316,9 +317,7 @@ impl Engine {
     }
 
     fn facts_lock(&self, id: SandboxId) -> &tokio::sync::Mutex<()> {
-        use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(id);
-        &self.facts_locks[usize::try_from(hash % FACTS_LOCKS).unwrap_or(0)]
+        stripes::of(&self.facts_locks, id)
     }
 
     fn working(&self) -> MutexGuard<'_, HashSet<SandboxId>> {

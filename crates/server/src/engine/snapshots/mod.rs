@@ -26,7 +26,7 @@ use sandglass_sandbox::{
 use tokio::sync::{Notify, mpsc};
 use tracing::info;
 
-use super::{Engine, commit::EngineError};
+use super::{Engine, commit::EngineError, stripes};
 
 pub(super) use settle::spawn;
 
@@ -109,12 +109,6 @@ impl Default for Snapshots {
     }
 }
 
-fn slot(id: SnapshotId) -> usize {
-    use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(id);
-    usize::try_from(hash).unwrap_or(usize::MAX) % LOCKS
-}
-
 impl Snapshots {
     fn mine(&self) -> MutexGuard<'_, HashSet<SnapshotId>> {
         self.mine.lock().unwrap_or_else(PoisonError::into_inner)
@@ -135,11 +129,11 @@ impl Snapshots {
     }
 
     fn gate(&self, id: SnapshotId) -> &tokio::sync::Mutex<()> {
-        &self.gates[slot(id)]
+        stripes::of(&self.gates, id)
     }
 
     fn removal(&self, id: SnapshotId) -> &tokio::sync::Mutex<()> {
-        &self.removals[slot(id)]
+        stripes::of(&self.removals, id)
     }
 }
 

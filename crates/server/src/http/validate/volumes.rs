@@ -12,6 +12,7 @@ use std::{
 };
 
 use sandglass_api::lifecycle::Volume;
+use sandglass_runtimes::host_paths::{self, below_any, resolve_existing};
 use sandglass_sandbox::spec::{self, ObjectStoreKey, VolumeSource};
 
 use super::{ossfs, rules::RuntimeRules};
@@ -205,7 +206,11 @@ impl Source {
                 return Err(ApiError::new(Code::VolumeInvalidHostPath, message));
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                fs::create_dir_all(&self.full).map_err(|error| create_failed(&error))?;
+                let resolved = resolve_existing(&self.full).map_err(|error| create_failed(&error))?;
+                if !below_any(&resolved, allowed) {
+                    return Err(not_allowed());
+                }
+                host_paths::open(&resolved).map_err(|error| create_failed(&error))?;
             }
             Err(error) => return Err(create_failed(&error)),
         }
@@ -219,31 +224,6 @@ impl Source {
             return Err(ApiError::new(Code::VolumeInvalidSubPath, "subPath leads out of its volume"));
         }
         Ok(resolved)
-    }
-}
-
-/// Prefixes count as they resolve: an allowed `/data` that is a link allows what it points to.
-fn below_any(resolved: &Path, allowed: &[PathBuf]) -> bool {
-    allowed.iter().any(|prefix| resolve_existing(prefix).is_ok_and(|prefix| resolved.starts_with(prefix)))
-}
-
-/// Resolves the longest part that exists and appends the rest unchanged.
-fn resolve_existing(path: &Path) -> std::io::Result<PathBuf> {
-    let mut rest = Vec::new();
-    let mut existing = path;
-    loop {
-        match fs::canonicalize(existing) {
-            Ok(resolved) => return Ok(rest.iter().rev().fold(resolved, |whole, part| whole.join(part))),
-            // A dangling link is no missing directory: making it would make its target, wherever that is.
-            Err(error) if error.kind() == ErrorKind::NotFound && fs::symlink_metadata(existing).is_err() => {
-                let (Some(parent), Some(name)) = (existing.parent(), existing.file_name()) else {
-                    return Err(error);
-                };
-                rest.push(name);
-                existing = parent;
-            }
-            Err(error) => return Err(error),
-        }
     }
 }
 

@@ -7,23 +7,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::host_paths::private_dir;
+
 pub(crate) static AGENT: &[u8] = include_bytes!(env!("SANDGLASS_AGENT_BINARY"));
 const AGENT_HASH: &str = env!("SANDGLASS_AGENT_BINARY_HASH");
 static SHIM: &[u8] = include_bytes!(env!("SANDGLASS_SHIM_BINARY"));
 const SHIM_HASH: &str = env!("SANDGLASS_SHIM_BINARY_HASH");
 
-pub(crate) use super::records::private_dir;
-
 /// Makes sure that both binaries lie in `dir` and returns their paths: agent, shim.
-pub(super) fn unpack(dir: &Path) -> io::Result<(PathBuf, PathBuf)> {
-    super::records::private_dir(dir)?;
+pub(crate) fn unpack(dir: &Path) -> io::Result<(PathBuf, PathBuf)> {
+    private_dir(dir)?;
     // Boxes bind the agent; the box's root, nobody outside, must reach the file itself, not the directory above.
     Ok((place(dir, "agent", AGENT_HASH, AGENT)?, place(dir, "shim", SHIM_HASH, SHIM)?))
 }
 
 /// Makes sure that the agent lies in `dir` and returns its path.
 pub(crate) fn unpack_agent(dir: &Path) -> io::Result<PathBuf> {
-    super::records::private_dir(dir)?;
+    private_dir(dir)?;
     place(dir, "agent", AGENT_HASH, AGENT)
 }
 
