@@ -18,14 +18,12 @@ import sys
 import tempfile
 import threading
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from pathlib import Path
 
-from measure import Api, family, machine, now_ms, pss_kib, status_kib, summary
-from reference import Docker, Namespace, Reference, busybox_image, listens
+from measure import Api, Recorder, family, machine, now_ms, pss_kib, status_kib, summary
+from reference import Docker, Namespace, Reference, busybox_tree, listens
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "e2e"))
 from stack import Stack  # noqa: E402  (the same server fixture as the black-box tests)
 
 ORDER = ("startup", "create_exec", "sdk", "warm", "burst", "stdout", "list", "restart", "density")
@@ -33,28 +31,11 @@ LINE = 4095
 BUSYBOX = "bench/busybox:1"
 
 
-class Bench:
+class Bench(Recorder):
     def __init__(self, options):
+        super().__init__(options.quick)
         self.options = options
-        self.quick = options.quick
-        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-        self.file = HERE / "results" / f"{'quick-' if self.quick else ''}{stamp}.jsonl"
         self.stack = self.docker = self.reference = self.namespace = self.api = None
-
-    def n(self, full, quick):
-        return quick if self.quick else full
-
-    def record(self, name, who, values, **more):
-        """`values` is a list of milliseconds, or a dictionary of figures."""
-        line = {"name": name, "who": who, **more}
-        if isinstance(values, list):
-            line.update(unit="ms", summary=summary(values), raw=[round(value, 3) for value in values])
-        else:
-            line.update(values)
-        self.file.parent.mkdir(exist_ok=True)
-        with open(self.file, "a") as out:
-            out.write(json.dumps(line) + "\n")
-        print(json.dumps({key: value for key, value in line.items() if key != "raw"}), flush=True)
 
     # ------------------------------------------------------------ set-up
 
@@ -81,8 +62,7 @@ class Bench:
         if problems:
             print("left over:\n" + "\n".join(problems))
             return 1
-        print(f"raw values: results/{self.file.name}")
-        (HERE / "results" / ".latest").write_text(self.file.name)
+        self.done()
         return 0
 
     def measurements(self):
@@ -101,7 +81,7 @@ class Bench:
         """The same root file system that the containers get."""
         environment = {**os.environ, "SANDGLASS_URL": f"http://127.0.0.1:{self.stack.port}", "SANDGLASS_API_KEY": self.stack.key}
         with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
-            archive.write(busybox_image({}))
+            archive.write(busybox_tree())
             archive.flush()
             command = [os.environ["SANDGLASS_BIN"], "image", "import", archive.name, "--name", BUSYBOX]
             subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)

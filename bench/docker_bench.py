@@ -15,17 +15,13 @@ import http.client
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
-import sys
-import tempfile
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 
-from measure import Api, machine, now_ms, status_kib, summary
-from reference import IMAGE, Docker, Namespace, Reference, busybox_image, ended, listens
+from measure import Api, Recorder, machine, now_ms, status_kib
+from reference import IMAGE, Docker, Namespace, Reference, ServerOnEngine, busybox_tree
 
 HERE = Path(__file__).parent
 ORDER = ("idle", "create", "parallel", "proxy", "big_body", "many")
@@ -52,42 +48,12 @@ publish_host = "127.0.0.1"
 """
 
 
-class Sandglass:
-    """The same shape as `Reference`."""
-
+class Sandglass(ServerOnEngine):
     def __init__(self, docker):
-        self.docker, self.namespace = docker, docker.namespace
-        self.home = Path(tempfile.mkdtemp(prefix="sandglass-bench-ours-"))
-        self.port, self.key = 18091, "bench-key"
-        (self.home / "config.toml").write_text(CONFIGURATION.format(port=self.port, key=self.key, home=self.home))
-        self.api = Api(self.port, self.key, IMAGE)
-        self.process = None
+        super().__init__(docker, 18091, CONFIGURATION)
 
-    def start(self):
-        begun = now_ms()
-        with open(self.home / "server.log", "ab") as log:
-            self.process = subprocess.Popen(
-                [*self.namespace.enter, os.environ["SANDGLASS_BIN"], "serve", "--config", str(self.home / "config.toml")],
-                env={**self.docker.environment, "HOME": str(self.home)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        while not self.namespace.run(listens, self.port):
-            if self.process.poll() is not None:
-                raise RuntimeError("the server ended:\n" + (self.home / "server.log").read_text()[-2000:])
-            time.sleep(0.002)
-        return now_ms() - begun
-
-    def stop(self):
-        if self.process and self.process.poll() is None:
-            ended(self.process)
-        self.api.close()
-
-    def close(self):
-        self.stop()
-        shutil.rmtree(self.home, ignore_errors=True)
+    def command(self):
+        return [os.environ["SANDGLASS_BIN"], "serve"]
 
 
 class Engine:
@@ -143,25 +109,10 @@ class Engine:
         return now_ms() - begun
 
 
-class Bench:
+class Bench(Recorder):
     def __init__(self, options):
-        self.options, self.quick = options, options.quick
-        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-        self.file = HERE / "results" / f"{'quick-' if self.quick else ''}docker-{stamp}.jsonl"
-
-    def n(self, full, quick):
-        return quick if self.quick else full
-
-    def record(self, name, who, values, **more):
-        line = {"name": name, "who": who, **more}
-        if isinstance(values, list):
-            line.update(unit="ms", summary=summary(values), raw=[round(value, 3) for value in values])
-        else:
-            line.update(values)
-        self.file.parent.mkdir(exist_ok=True)
-        with open(self.file, "a") as out:
-            out.write(json.dumps(line) + "\n")
-        print(json.dumps({key: value for key, value in line.items() if key != "raw"}), flush=True)
+        super().__init__(options.quick, "docker-")
+        self.options = options
 
     def run(self):
         with contextlib.ExitStack() as undo:
@@ -186,8 +137,7 @@ class Bench:
                         getattr(self, name)()
                 self.within(drain, self.server.api)
                 self.server.close()
-        print(f"raw values: results/{self.file.name}")
-        (HERE / "results" / ".latest-docker").write_text(self.file.name)
+        self.done()
 
     def within(self, function, *arguments):
         return self.namespace.run(function, *arguments)
@@ -195,7 +145,7 @@ class Bench:
     def target_image(self):
         binary = self.docker.home / "target"
         subprocess.run(["gcc", "-O2", "-static", "-pthread", "-o", str(binary), str(HERE / "target_server.c")], check=True)
-        image = busybox_image({"target": binary.read_bytes()})
+        image = busybox_tree({"target": binary.read_bytes()})
         self.docker.call("import", "--change", "ENV PATH=/usr/bin:/bin", "-", TARGET, input=image)
 
     def memory(self):

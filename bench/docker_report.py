@@ -4,10 +4,7 @@
     docker_report.py [RESULTS.jsonl]     default: the last run; a quick run is only printed
 """
 
-import sys
-from pathlib import Path
-
-from report import HERE, PAGE, Results, facts, milliseconds
+from report import milliseconds, publish
 
 BEGIN, END = "<!-- docker:begin -->", "<!-- docker:end -->"
 SIDES = ("sandglass", "reference")
@@ -85,20 +82,5 @@ def table(results):
     return t.text()
 
 
-def main():
-    latest = HERE / "results" / ".latest-docker"
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results" / latest.read_text().strip()
-    results = Results(path)
-    text = f"{facts(results)}\n\n{table(results)}\n\nRaw values: `bench/results/{path.name}`."
-    if results.one("machine", "machine").get("quick"):
-        print(text)
-        return
-    page = PAGE.read_text()
-    head, rest = page.split(BEGIN)
-    _, foot = rest.split(END)
-    PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{foot}")
-    print(f"wrote {PAGE.name} from {path.name}")
-
-
 if __name__ == "__main__":
-    main()
+    publish(table, ".latest-docker", BEGIN, END)

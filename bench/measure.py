@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 
@@ -30,6 +31,35 @@ def summary(values, digits=2):
         "min": round(min(values), digits),
         "max": round(max(values), digits),
     }
+
+
+class Recorder:
+    """Writes the raw values of one run, a line a measurement."""
+
+    def __init__(self, quick, prefix=""):
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        self.quick = quick
+        self.file = Path(__file__).parent / "results" / f"{'quick-' if quick else ''}{prefix}{stamp}.jsonl"
+        self.latest = self.file.parent / f".latest{'-' if prefix else ''}{prefix.rstrip('-')}"
+
+    def n(self, full, quick):
+        return quick if self.quick else full
+
+    def record(self, name, who, values, **more):
+        """`values` is a list of milliseconds, or a dictionary of figures."""
+        line = {"name": name, "who": who, **more}
+        if isinstance(values, list):
+            line.update(unit="ms", summary=summary(values), raw=[round(value, 3) for value in values])
+        else:
+            line.update(values)
+        self.file.parent.mkdir(exist_ok=True)
+        with open(self.file, "a") as out:
+            out.write(json.dumps(line) + "\n")
+        print(json.dumps({key: value for key, value in line.items() if key != "raw"}), flush=True)
+
+    def done(self):
+        print(f"raw values: results/{self.file.name}")
+        self.latest.write_text(self.file.name)
 
 
 class Api:

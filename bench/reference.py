@@ -6,14 +6,12 @@ namespace's loopback. Everything that is started here is ended by process id.
 
 import concurrent.futures
 import ctypes
-import io
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +19,9 @@ from pathlib import Path
 from measure import Api, now_ms
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "e2e"))
+from docker_engine import busybox_tree  # noqa: E402  (the same root file system as in the black-box tests)
+
 IMAGE = "sandglass-bench/base:1"
 AGENT_IMAGE = "sandglass-bench/agent:1"
 CLONE_NEWNET = 0x40000000
@@ -66,29 +67,6 @@ class Namespace:
     def close(self):
         self.thread.shutdown()
         subprocess.run(["ip", "netns", "del", self.name], check=False)
-
-
-def busybox_image(files):
-    """An image of busybox and the given files, without any registry."""
-    busybox = shutil.which("busybox") or "/bin/busybox"
-    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for folder in ("bin", "usr", "usr/bin", "etc", "tmp", "root", "proc", "sys", "dev", "opt"):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
-            tar.addfile(entry)
-        contents = {"bin/busybox": Path(busybox).read_bytes(), "etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n", **files}
-        for path, data in contents.items():
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(data), 0o755
-            tar.addfile(entry, io.BytesIO(data))
-        for applet in applets:
-            if applet != "busybox":
-                entry = tarfile.TarInfo(f"bin/{applet}")
-                entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
-                tar.addfile(entry)
-    return archive.getvalue()
 
 
 class Docker:
@@ -139,7 +117,7 @@ class Docker:
         self._import(AGENT_IMAGE, agent)
 
     def _import(self, name, files):
-        self.call("import", "--change", "ENV PATH=/usr/bin:/bin", "-", name, input=busybox_image(files))
+        self.call("import", "--change", "ENV PATH=/usr/bin:/bin", "-", name, input=busybox_tree(files))
 
     def run_and_exec(self):
         """Milliseconds of `docker run -d` until a `docker exec` of `true` has ended."""
@@ -189,29 +167,28 @@ mode = "direct"
 """
 
 
-class Reference:
-    """The reference server in the engine's namespace. Its API is called through `namespace.run`."""
+class ServerOnEngine:
+    """A server in the engine's namespace, with a home of its own. Its API is called through `namespace.run`."""
 
-    def __init__(self, docker):
-        self.docker, self.namespace = docker, docker.namespace
-        self.home = Path(tempfile.mkdtemp(prefix="sandglass-bench-reference-"))
-        self.port, self.key = 18090, "bench-key"
-        text = CONFIGURATION.format(port=self.port, key=self.key, agent=AGENT_IMAGE, home=self.home)
-        (self.home / "config.toml").write_text(text)
-        self.api = Api(self.port, self.key, IMAGE)
+    key = "bench-key"
+
+    def __init__(self, docker, port, configuration):
+        self.docker, self.namespace, self.port = docker, docker.namespace, port
+        self.home = Path(tempfile.mkdtemp(prefix="sandglass-bench-server-"))
+        self.configuration = self.home / "config.toml"
+        self.configuration.write_text(configuration.format(port=port, key=self.key, agent=AGENT_IMAGE, home=self.home))
+        self.api = Api(port, self.key, IMAGE)
         self.process = None
 
-    @property
-    def domain(self):
-        return f"127.0.0.1:{self.port}"
+    def command(self):
+        raise NotImplementedError
 
     def start(self):
         """Milliseconds until it listens."""
-        program = str(Path(sys.executable).with_name("opensandbox-server"))
         begun = now_ms()
         with open(self.home / "server.log", "ab") as log:
             self.process = subprocess.Popen(
-                [*self.namespace.enter, program, "--config", str(self.home / "config.toml")],
+                [*self.namespace.enter, *self.command(), "--config", str(self.configuration)],
                 env={**self.docker.environment, "HOME": str(self.home)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -220,7 +197,7 @@ class Reference:
             )
         while not self.namespace.run(listens, self.port):
             if self.process.poll() is not None:
-                raise RuntimeError("the reference ended:\n" + (self.home / "server.log").read_text()[-2000:])
+                raise RuntimeError("the server ended:\n" + (self.home / "server.log").read_text()[-2000:])
             time.sleep(0.002)
         return now_ms() - begun
 
@@ -232,6 +209,18 @@ class Reference:
     def close(self):
         self.stop()
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+class Reference(ServerOnEngine):
+    def __init__(self, docker):
+        super().__init__(docker, 18090, CONFIGURATION)
+
+    @property
+    def domain(self):
+        return f"127.0.0.1:{self.port}"
+
+    def command(self):
+        return [str(Path(sys.executable).with_name("opensandbox-server"))]
 
 
 def listens(port):

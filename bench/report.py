@@ -94,20 +94,19 @@ def facts(results):
     )
 
 
-def main():
-    latest = HERE / "results" / ".latest"
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results" / latest.read_text().strip()
+def publish(table, latest, begin, end):
+    """Writes the table of the run that the command line names, or of the last one, between the page's two markers."""
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results" / (HERE / "results" / latest).read_text().strip()
     results = Results(path)
     text = f"{facts(results)}\n\n{table(results)}\n\nRaw values: `bench/results/{path.name}`."
     if results.one("machine", "machine").get("quick"):
         print(text)
         return
-    page = PAGE.read_text()
-    head, rest = page.split(BEGIN)
-    _, foot = rest.split(END)
-    PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{foot}")
+    head, rest = PAGE.read_text().split(begin)
+    _, foot = rest.split(end)
+    PAGE.write_text(f"{head}{begin}\n{text}\n{end}{foot}")
     print(f"wrote {PAGE.name} from {path.name}")
 
 
 if __name__ == "__main__":
-    main()
+    publish(table, ".latest", BEGIN, END)
