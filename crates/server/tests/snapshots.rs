@@ -398,6 +398,30 @@ async fn what_a_restart_makes_of_interrupted_snapshots() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_copy_that_goes_on_after_its_server_was_killed_is_waited_for() {
+    let mut service = Service::new().await;
+    let source = service.create().await;
+    let of: SandboxId = source.parse().unwrap();
+    let id = service.row(|r| (r.source, r.state) = (of, SnapshotState::Creating)).await;
+    let never = service.row(|r| (r.source, r.state) = (of, SnapshotState::Creating)).await;
+    service.runtime.is_frozen(of, true);
+    service.restart().await;
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert_eq!(service.status(&id).await.0, "Creating");
+    service.runtime.snapshot(of, id.parse().unwrap()).await.unwrap();
+    service.runtime.is_frozen(of, false);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(service.status(&id).await, ("Ready".into(), "snapshot_recovery_ready".into()));
+    assert_eq!(service.status(&never).await, ("Failed".into(), "snapshot_recovery_missing_image".into()));
+    // A box that stays paused is waited for until the deadline only.
+    let late = service.row(|r| (r.source, r.state) = (of, SnapshotState::Creating)).await;
+    service.runtime.is_frozen(of, true);
+    service.restart().await;
+    tokio::time::sleep(Duration::from_secs(1000)).await;
+    assert_eq!(service.status(&late).await.0, "Failed");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_restart_while_the_runtime_is_away_finds_out_later() {
     let mut service = Service::new().await;
     let source = service.create().await;

@@ -74,11 +74,8 @@ impl Engine {
                         return;
                     }
                 }
-                (Some(intent), Step::WaitUntil(at)) if !self.owed_since_return(&intent, at) => {
-                    self.sleep_until(at, poke).await;
-                }
+                (Some(_), Step::WaitUntil(at)) => self.sleep_until(at, poke).await,
                 (Some(intent), step) => {
-                    let step = if matches!(step, Step::WaitUntil(_)) { Step::Remove } else { step };
                     if let Err(error) = self.perform(id, &intent, step, poke).await {
                         warn!(sandbox = %id, error = %error, "the store cannot be written; trying again");
                         tokio::time::sleep(STORE_RETRY).await;
@@ -86,13 +83,6 @@ impl Engine {
                 }
             }
         }
-    }
-
-    /// Whether a removal failed before the runtime came back: it does not wait for the rest of its pause.
-    fn owed_since_return(&self, intent: &Intent, at: Timestamp) -> bool {
-        let back_at = self.back_at.load(std::sync::atomic::Ordering::Relaxed);
-        let pause = i64::try_from(self.settings.remove_retry.as_millis()).unwrap_or(i64::MAX);
-        matches!(intent.operation, Operation::Remove { .. }) && at.as_millis().saturating_sub(pause) < back_at
     }
 
     async fn sleep_until(&self, at: Timestamp, poke: &Notify) {

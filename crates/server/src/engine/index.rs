@@ -283,9 +283,9 @@ impl Index {
         self.touch();
     }
 
-    /// Sandboxes with an operation in flight.
-    pub(super) fn with_intents(&self) -> Vec<SandboxId> {
-        self.read().values().filter(|e| e.intent.is_some()).map(|e| e.id).collect()
+    /// The operations in flight.
+    pub(super) fn intents(&self) -> Vec<Arc<Intent>> {
+        self.read().values().filter_map(|e| e.intent.clone()).collect()
     }
 
     /// Boxes that are being made, by an attempt that nothing is known of.

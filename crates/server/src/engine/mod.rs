@@ -23,6 +23,7 @@ use std::{
 
 use sandglass_sandbox::{
     Clock, SandboxId,
+    lifecycle::intent::Operation,
     ports::{
         Runtime, Store, StoreError,
         runtime::{Condition, Observation, RuntimeError},
@@ -106,8 +107,6 @@ pub struct Engine {
     working: Mutex<HashSet<SandboxId>>,
     /// Why the runtime cannot be reached at the moment.
     lost: watch::Sender<Option<Arc<RuntimeError>>>,
-    /// When the runtime came back last, in milliseconds; 0 while it never went away.
-    back_at: std::sync::atomic::AtomicI64,
     facts_locks: Box<[tokio::sync::Mutex<()>]>,
     starting: Semaphore,
     tasks: TaskTracker,
@@ -169,7 +168,6 @@ impl Engine {
             secrets: Mutex::default(),
             working: Mutex::default(),
             lost: watch::Sender::new(None),
-            back_at: std::sync::atomic::AtomicI64::new(0),
             facts_locks: (0..FACTS_LOCKS).map(|_| tokio::sync::Mutex::new(())).collect(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
@@ -289,9 +287,19 @@ impl Engine {
             return;
         }
         tracing::info!("the runtime is back");
-        self.back_at.store(self.clock.now().as_millis(), std::sync::atomic::Ordering::Relaxed);
-        for id in self.index.with_intents() {
-            self.poke(id);
+        for intent in self.index.intents() {
+            match intent.operation {
+                Operation::Remove { reason, not_before: Some(_), .. } => {
+                    // What failed for want of a runtime need not wait for the rest of its pause.
+                    let (engine, id) = (self.clone(), intent.sandbox_id);
+                    self.tasks.spawn(async move {
+                        if let Err(error) = engine.want_removed(id, reason).await {
+                            tracing::warn!(sandbox = %id, %error, "a removal waits for its next attempt");
+                        }
+                    });
+                }
+                _ => self.poke(intent.sandbox_id),
+            }
         }
         self.snapshots.look();
     }

@@ -2,10 +2,13 @@
 //! request of this process is at. Twice at once: every write is conditional. Idle cost: none; it sleeps until a start, a runtime that came back, or
 //! somebody who left something.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use sandglass_sandbox::{
-    ports::StoreError,
+    ports::{
+        StoreError,
+        runtime::{Condition, Observation},
+    },
     snapshot::{RestoreConfig, SnapshotRecord, SnapshotState},
 };
 use tracing::{info, warn};
@@ -19,18 +22,14 @@ pub(in crate::engine) fn spawn(engine: &Arc<Engine>) {
     engine.tasks.spawn(async move {
         let stopping = engine_.stopping.clone();
         loop {
-            let again = match engine_.settle().await {
-                Ok(left) => left,
-                Err(error) => {
-                    warn!(%error, "the snapshots cannot be looked through; trying again");
-                    true
-                }
-            };
+            let again = engine_.settle().await.unwrap_or_else(|error| {
+                warn!(%error, "the snapshots cannot be looked through; trying again");
+                Some(engine_.settings.remove_retry)
+            });
             let later = async {
-                if again {
-                    tokio::time::sleep(engine_.settings.remove_retry).await;
-                } else {
-                    std::future::pending::<()>().await;
+                match again {
+                    Some(pause) => tokio::time::sleep(pause).await,
+                    None => std::future::pending().await,
                 }
             };
             tokio::select! {
@@ -49,11 +48,17 @@ pub(in crate::engine) fn spawn(engine: &Arc<Engine>) {
 }
 
 impl Engine {
-    /// Ends what can be ended; whether something is left.
-    async fn settle(self: &Arc<Self>) -> Result<bool, StoreError> {
+    /// Ends what can be ended; after which time to look at what is left.
+    async fn settle(self: &Arc<Self>) -> Result<Option<Duration>, StoreError> {
         let mut left = false;
+        let mut copied = false;
         for record in self.store.snapshots_in(SnapshotState::Creating).await? {
-            if !self.snapshots.mine().contains(&record.id) {
+            if self.snapshots.mine().contains(&record.id) {
+                continue;
+            }
+            if self.may_still_be_copied(&record) {
+                copied = true;
+            } else {
                 left |= !self.conclude(&record).await?;
             }
         }
@@ -72,7 +77,17 @@ impl Engine {
                 left |= now.is_some_and(|r| r.state == SnapshotState::Deleting);
             }
         }
-        Ok(left)
+        let pause = if copied { super::LOOK_PAUSE } else { self.settings.remove_retry };
+        Ok((left || copied).then_some(pause))
+    }
+
+    /// A runtime goes on with a copy that a killed server asked for, and holds the box still meanwhile. Whether it is that or a box that
+    /// somebody paused is not known; the deadline of the snapshot ends the wait.
+    fn may_still_be_copied(&self, record: &SnapshotRecord) -> bool {
+        let held = |o: &Observation| o.condition == Condition::Paused;
+        let deadline = record.created_at.checked_add(self.settings.snapshot_deadline);
+        self.index.get(record.source).and_then(|e| e.observed).is_some_and(|o| held(&o))
+            && deadline.is_some_and(|at| self.clock.now() < at)
     }
 
     /// Finds out what became of a snapshot that was being made. False: not now.
