@@ -42,7 +42,10 @@ impl From<SnapshotError> for ApiError {
 
 fn store_failed(source: &StoreError) -> ApiError {
     error!(error = %source, "the store failed");
-    ApiError::new(Code::Unavailable, "the server's store cannot be used at the moment; look before you try again")
+    ApiError::new(
+        Code::Unavailable,
+        "the server's store cannot be used at the moment; look before you try again",
+    )
 }
 
 fn of_snapshot(why: &SnapshotError) -> ApiError {
