@@ -15,3 +15,4 @@ pub mod server;
 pub mod store;
 pub mod telemetry;
 pub mod tenants;
+mod tls;

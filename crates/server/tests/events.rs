@@ -1,6 +1,12 @@
 //! The history of a sandbox as a page and as a stream.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use sandglass_sandbox::ports::{Store, runtime::BoxEvent, store::EventRecord};
@@ -317,21 +323,24 @@ async fn a_create_is_announced_once_whatever_becomes_of_it() {
     }
 }
 
-struct TwoTenants;
+#[derive(Default)]
+struct TwoTenants {
+    /// Nobody's key is valid any more.
+    revoked: AtomicBool,
+}
 
 #[async_trait]
 impl TenantProvider for TwoTenants {
     async fn tenant(&self, key: &[u8]) -> Result<Option<Arc<Tenant>>, ProviderUnavailable> {
         let name = String::from_utf8_lossy(key).into_owned();
-        Ok(["a", "b"]
-            .contains(&name.as_str())
-            .then(|| Arc::new(Tenant { name: name.clone(), namespace: format!("ns-{name}") })))
+        let known = !self.revoked.load(Relaxed) && ["a", "b"].contains(&name.as_str());
+        Ok(known.then(|| Arc::new(Tenant { name: name.clone(), namespace: format!("ns-{name}") })))
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_history_belongs_to_its_tenant_also_when_the_sandbox_is_gone() {
-    let service = Service::with(Keyring::tenants(Arc::new(TwoTenants))).await;
+    let service = Service::with(Keyring::tenants(Arc::new(TwoTenants::default()))).await;
     let key = |name: &'static str| [("open-sandbox-api-key", name)];
     let body = json!({"image": {"uri": "img"}, "entrypoint": ["sleep", "1d"], "resourceLimits": {}});
     let made = service.call_with("POST", "/v1/sandboxes", &key("a"), body).await;
@@ -349,4 +358,20 @@ async fn a_history_belongs_to_its_tenant_also_when_the_sandbox_is_gone() {
             "{removed}"
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_ends_when_its_key_is_taken_back() {
+    let tenants = Arc::new(TwoTenants::default());
+    let service = Service::with(Keyring::tenants(tenants.clone())).await;
+    let key = [("open-sandbox-api-key", "a")];
+    let body = json!({"image": {"uri": "img"}, "entrypoint": ["sleep", "1d"], "resourceLimits": {}});
+    let made = service.call_with("POST", "/v1/sandboxes", &key, body).await;
+    let id = made.body["id"].as_str().unwrap().to_owned();
+    let mut stream = service.stream(&path(&id), &key).await;
+    assert_eq!(stream.next().await.unwrap().kind, "sandbox.snapshot");
+    tenants.revoked.store(true, Relaxed);
+    service.engine.pause(&id).await.unwrap();
+    assert_eq!(kinds(&stream.rest().await), Vec::<&str>::new());
+    assert_eq!(service.engine.listened_to(), 0, "a bell was left hanging");
 }

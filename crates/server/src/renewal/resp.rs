@@ -137,8 +137,7 @@ impl Address {
 }
 
 fn connector() -> Result<tokio_rustls::TlsConnector, AddressError> {
-    // The provider is process-wide; when it is set already, it is the same one.
-    drop(rustls::crypto::ring::default_provider().install_default());
+    crate::tls::use_ring();
     let config = rustls::ClientConfig::with_platform_verifier().map_err(AddressError::Tls)?;
     Ok(Arc::new(config).into())
 }

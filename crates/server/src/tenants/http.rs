@@ -38,8 +38,7 @@ impl HttpProvider {
     /// When the settings do not make a client.
     pub fn new(config: &TenantsConfig) -> Result<Self, OpenError> {
         let endpoint = config.endpoint.as_ref().ok_or(OpenError::NoEndpoint)?.expose().to_owned();
-        // Whoever was first is as good: there is one provider of cryptography in this program.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        crate::tls::use_ring();
         let client = Client::builder()
             .default_headers(own_headers(config)?)
             .redirect(Policy::none())

@@ -130,6 +130,36 @@ impl Keyring {
     }
 }
 
+/// A caller with the key it came with, for what lasts longer than a request.
+#[derive(Clone)]
+pub struct Caller {
+    keys: Keyring,
+    given: Option<Vec<u8>>,
+    principal: Principal,
+}
+
+/// The key stays out of logs.
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caller").field("principal", &self.principal).finish_non_exhaustive()
+    }
+}
+
+impl Caller {
+    pub fn new(keys: Keyring, given: Option<&[u8]>, principal: Principal) -> Self {
+        Self { keys, given: given.map(<[u8]>::to_vec), principal }
+    }
+
+    /// Whether the key still opens what it opened. A provider that cannot be asked takes nothing away.
+    pub async fn is_still_admitted(&self) -> bool {
+        match self.keys.admit(self.given.as_deref()).await {
+            Ok(principal) => principal == self.principal,
+            Err(Denied::Unavailable) => true,
+            Err(Denied::Missing | Denied::Unknown) => false,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

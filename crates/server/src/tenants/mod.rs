@@ -15,7 +15,7 @@ mod table;
 
 pub use self::http::HttpProvider;
 pub use file::FileProvider;
-pub use keyring::{Denied, KeyDigest, Keyring, ProviderUnavailable, TenantProvider};
+pub use keyring::{Caller, Denied, KeyDigest, Keyring, ProviderUnavailable, TenantProvider};
 pub use open::{OpenError, open};
 pub use principal::{Principal, Tenant};
 pub use table::TableError;

@@ -20,7 +20,11 @@ use super::{
     fields::Findings,
     parse::QueryString,
 };
-use crate::{engine::commit::EngineError, tenants::Principal};
+use crate::{
+    engine::commit::EngineError,
+    ingress::API_KEY,
+    tenants::{Caller, Principal},
+};
 
 const DEFAULT_LIMIT: i64 = 100;
 const MAX_LIMIT: i64 = 1000;
@@ -122,7 +126,9 @@ pub async fn events(
         Some(text) => Some(text.to_str().ok().and_then(|t| t.trim().parse().ok()).unwrap_or(u64::MAX)),
         None => asked.after,
     };
-    stream::open(&app.engine, id, position, asked.types).await
+    let given = headers.get(API_KEY).map(|key| key.as_bytes());
+    let caller = Caller::new(app.keys.clone(), given, principal);
+    stream::open(&app.engine, caller, id, position, asked.types).await
 }
 
 async fn page(app: &App, id: SandboxId, asked: Asked) -> ApiResult<SandboxEventPage> {

@@ -27,6 +27,7 @@ use crate::{
         error::{ApiError, ApiResult},
         present,
     },
+    tenants::Caller,
 };
 
 /// How long a stream is silent at most.
@@ -37,6 +38,7 @@ const BEHIND: usize = 1000;
 /// Opens a stream after `position`; without one it begins with the sandbox as it is now, or, for one that is gone, with its beginning.
 pub(super) async fn open(
     engine: &Arc<Engine>,
+    caller: Caller,
     id: SandboxId,
     position: Option<u64>,
     types: Types,
@@ -54,6 +56,7 @@ pub(super) async fn open(
     }
     let mut reader = Reader {
         engine: engine.clone(),
+        caller,
         id,
         bell,
         types,
@@ -84,6 +87,8 @@ pub(super) async fn open(
 
 struct Reader {
     engine: Arc<Engine>,
+    /// A stream lasts; a key may be taken back meanwhile.
+    caller: Caller,
     id: SandboxId,
     bell: Bell,
     types: Types,
@@ -103,7 +108,7 @@ impl Reader {
             if let Some(frame) = self.frames.pop_front() {
                 return Some(frame);
             }
-            if self.over {
+            if self.over || !self.caller.is_still_admitted().await {
                 return None;
             }
             if let Err(error) = self.read().await {

@@ -49,8 +49,7 @@ pub(super) struct Sender {
 
 impl Sender {
     pub(super) fn new(destination: &Destination) -> Result<Self, DestinationError> {
-        // The provider is process-wide; when it is set already, it is the same one.
-        drop(rustls::crypto::ring::default_provider().install_default());
+        crate::tls::use_ring();
         let url = reqwest::Url::parse(&destination.url).map_err(|_| DestinationError::Url)?;
         let mut headers = HeaderMap::new();
         for (name, value) in &destination.headers {
