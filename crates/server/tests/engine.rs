@@ -336,6 +336,18 @@ async fn a_store_that_cannot_be_written_delays_but_loses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_expires_while_the_store_is_away_goes_on_time() {
+    let stack = Stack::new().await;
+    let id = stack.create(Some(60)).await;
+    let kept = stack.create(Some(600)).await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    stack.store.refuse_writes(u32::MAX);
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!((stack.state(&id), stack.state(&kept)), (None, Some(State::Running)));
+    assert_eq!(stack.runtime.boxes(), [kept.parse().unwrap()]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_expired_while_the_runtime_was_away_goes_at_once_when_it_is_back() {
     let stack = Stack::new().await;
     let id = stack.create(Some(60)).await;

@@ -18,9 +18,9 @@ use sandglass_sandbox::{
     },
     spec::{MutableFacts, Secrets, Spec},
 };
-use tracing::info;
+use tracing::{info, warn};
 
-use super::{Engine, index::Entry};
+use super::{Engine, history::REMOVED, index::Entry};
 
 /// Times a lost compare-and-swap is tried again before giving up: about five seconds.
 const ATTEMPTS: u32 = 250;
@@ -411,9 +411,30 @@ impl Engine {
     pub(super) async fn expire(self: &Arc<Self>, id: SandboxId) -> Result<(), EngineError> {
         let Ok(_facts) = self.facts_lock(id).try_lock() else { return Ok(()) };
         let (due, _) = self.index.expiring(self.clock.now(), self.settings.failed_create_retention);
-        if due.contains(&id) {
-            self.want_removed(id, RemoveReason::Expired).await?;
+        if !due.contains(&id) {
+            return Ok(());
         }
+        match self.want_removed(id, RemoveReason::Expired).await {
+            Err(EngineError::Store(error)) => self.remove_unrecorded(id, error).await,
+            committed => committed.map(drop),
+        }
+    }
+
+    /// Removes what has expired although the store cannot be written. No intent is needed to find it again: the box itself says that its
+    /// time is over, to the next pass and to the next server.
+    async fn remove_unrecorded(&self, id: SandboxId, error: StoreError) -> Result<(), EngineError> {
+        let idle = self.index.get(id).is_some_and(|e| e.intent.is_none() && e.observed.is_some());
+        if !idle || self.reachable().is_err() {
+            return Err(error.into());
+        }
+        warn!(sandbox = %id, %error, "the store cannot be written; what has expired goes all the same");
+        {
+            let _working = self.working_on(id);
+            let removed = self.runtime.remove(id, self.settings.stop_grace).await;
+            removed.map_err(|e| EngineError::OperationFailed { operation: "remove", error: Arc::new(e) })?;
+            self.vanished(id);
+        }
+        self.note(id, REMOVED, RemoveReason::Expired.word()).await;
         Ok(())
     }
 }
