@@ -404,18 +404,17 @@ async fn a_copy_that_goes_on_after_its_server_was_killed_is_waited_for() {
     let of: SandboxId = source.parse().unwrap();
     let id = service.row(|r| (r.source, r.state) = (of, SnapshotState::Creating)).await;
     let never = service.row(|r| (r.source, r.state) = (of, SnapshotState::Creating)).await;
-    service.runtime.is_frozen(of, true);
+    service.runtime.goes_on_saving(id.parse().unwrap());
     service.restart().await;
     tokio::time::sleep(Duration::from_secs(100)).await;
     assert_eq!(service.status(&id).await.0, "Creating");
-    service.runtime.snapshot(of, id.parse().unwrap()).await.unwrap();
-    service.runtime.is_frozen(of, false);
+    assert_eq!(service.status(&never).await, ("Failed".into(), "snapshot_recovery_missing_image".into()));
+    service.runtime.has_saved(id.parse().unwrap());
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(service.status(&id).await, ("Ready".into(), "snapshot_recovery_ready".into()));
-    assert_eq!(service.status(&never).await, ("Failed".into(), "snapshot_recovery_missing_image".into()));
-    // A box that stays paused is waited for until the deadline only.
+    // One that never comes is waited for until the deadline only.
     let late = service.row(|r| (r.source, r.state) = (of, SnapshotState::Creating)).await;
-    service.runtime.is_frozen(of, true);
+    service.runtime.goes_on_saving(late.parse().unwrap());
     service.restart().await;
     tokio::time::sleep(Duration::from_secs(1000)).await;
     assert_eq!(service.status(&late).await.0, "Failed");

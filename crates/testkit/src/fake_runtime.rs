@@ -41,6 +41,8 @@ struct World {
     tell: Option<UnboundedSender<RuntimeEvent>>,
     starts: HashMap<SandboxId, u32>,
     snapshots: HashSet<SnapshotId>,
+    /// What goes on being made for an engine that has ended.
+    saving: HashSet<SnapshotId>,
     away: bool,
     without_snapshots: bool,
 }
@@ -148,6 +150,18 @@ impl FakeRuntime {
         let _ = self.change(id, |o| {
             o.condition = if frozen { Condition::Paused } else { Condition::Running };
         });
+    }
+
+    /// An engine that has ended asked for the artifact, which is still to come.
+    pub fn goes_on_saving(&self, snapshot: SnapshotId) {
+        self.lock().saving.insert(snapshot);
+    }
+
+    /// The artifact that was to come is there.
+    pub fn has_saved(&self, snapshot: SnapshotId) {
+        let mut world = self.lock();
+        world.saving.remove(&snapshot);
+        world.snapshots.insert(snapshot);
     }
 
     /// Something outside concerns the box.
@@ -405,6 +419,10 @@ impl Runtime for FakeRuntime {
             return Err(injected("has_snapshot"));
         }
         Ok(self.lock().snapshots.contains(&snapshot))
+    }
+
+    fn still_saves(&self, snapshot: SnapshotId) -> bool {
+        self.lock().saving.contains(&snapshot)
     }
 
     async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), RuntimeError> {

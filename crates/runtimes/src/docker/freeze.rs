@@ -91,6 +91,7 @@ impl Shared {
     async fn turn(&self, id: SandboxId, turn: Turn) -> Result<Observation, RuntimeError> {
         let phase = turn.phase();
         let _alone = self.locks.lock(id).await;
+        self.unfrozen(id, phase).await?;
         let found = self.find(id).await.map_err(|e| e.during(phase))?;
         let box_ = found.ok_or_else(|| no_such_box(id))?;
         if matches!(box_.status, Status::Running | Status::Paused) {

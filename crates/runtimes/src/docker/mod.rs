@@ -28,6 +28,7 @@ mod reads;
 mod remove;
 mod requirements;
 mod runtime;
+mod saves;
 mod side_facts;
 mod sidecar;
 mod snapshot;
@@ -154,6 +155,7 @@ struct Shared {
     side_facts: side_facts::SideFacts,
     memory: observe::Memory,
     locks: freeze::Locks,
+    saves: saves::Saves,
     watching: watch::Watching,
     /// Boxes that were seen and not seen to go; a full list finds what vanished from it.
     known: Mutex<BTreeSet<SandboxId>>,
@@ -207,6 +209,9 @@ impl DockerRuntime {
         object_stores::forget_keys(&config.state_dir).map_err(|e| {
             errors::failed("state-dir", format!("cannot remove keys that were left behind: {e}"))
         })?;
+        let saves = saves::Saves::open(saves::dir(&config.state_dir)).map_err(|e| {
+            errors::failed("state-dir", format!("cannot read which sandboxes are being saved: {e}"))
+        })?;
         Ok(Self {
             shared: Arc::new(Shared {
                 client: client::Client::new(config.engine.clone(), config.api_timeout),
@@ -221,6 +226,7 @@ impl DockerRuntime {
                 side_facts: side_facts::SideFacts::new(&config.side_facts_dir),
                 memory: observe::Memory::default(),
                 locks: freeze::Locks::default(),
+                saves,
                 watching: watch::Watching::default(),
                 known: Mutex::default(),
                 making: Mutex::default(),

@@ -52,8 +52,6 @@ struct Remembered {
     containers: HashMap<String, Container>,
     /// When a box was last frozen or thawed: the one change that the engine does not date.
     turned: HashMap<SandboxId, Timestamp>,
-    /// Boxes that are frozen only while they are saved, which nobody asked to be told.
-    saving: HashSet<SandboxId>,
     /// Boxes that this process is removing, with how many times at once.
     removing: HashMap<SandboxId, usize>,
     /// Snapshots that were removed, perhaps before they were whole.
@@ -75,15 +73,6 @@ impl Drop for Removing<'_> {
         if others == 0 {
             remembered.removing.remove(&self.1);
         }
-    }
-}
-
-/// Marks a box as being saved for as long as it lives.
-pub(super) struct Saving<'a>(&'a Memory, SandboxId);
-
-impl Drop for Saving<'_> {
-    fn drop(&mut self) {
-        self.0.lock().saving.remove(&self.1);
     }
 }
 
@@ -118,11 +107,6 @@ impl Memory {
         self.lock().containers.clear();
     }
 
-    pub(super) fn saving(&self, id: SandboxId) -> Saving<'_> {
-        self.lock().saving.insert(id);
-        Saving(self, id)
-    }
-
     /// The snapshot was removed.
     pub(super) fn unwanted(&self, snapshot: SnapshotId) {
         let mut remembered = self.lock();
@@ -148,10 +132,6 @@ impl Memory {
 
     pub(super) fn is_removing(&self, id: SandboxId) -> bool {
         self.lock().removing.contains_key(&id)
-    }
-
-    fn is_saving(&self, id: SandboxId) -> bool {
-        self.lock().saving.contains(&id)
     }
 
     fn turned_at(&self, id: SandboxId) -> Option<Timestamp> {
@@ -316,7 +296,9 @@ impl Shared {
         };
         let (id, turned) = (parsed.id, self.memory.turned_at(parsed.id));
         let mut observed = observation(parsed, container, sidecar, &place);
-        if observed.condition == Condition::Paused && self.memory.is_saving(id) {
+        if observed.condition != Condition::Paused {
+            self.saves.seen_unfrozen(id, tokio::time::Instant::now());
+        } else if self.saves.has(id) {
             observed.condition = Condition::Running;
         }
         self.known().insert(id);

@@ -59,6 +59,7 @@ impl Shared {
         self.known().remove(&id);
         self.memory.forget(id, self.next_revision());
         self.ports.release(id);
+        self.saves.forget(id);
         let side_facts = self.side_facts.clone();
         let removed = tokio::task::spawn_blocking(move || side_facts.remove(id)).await;
         if let Ok(Err(error)) = removed {

@@ -111,6 +111,10 @@ impl Runtime for DockerRuntime {
         self.shared.has_snapshot(snapshot).await
     }
 
+    fn still_saves(&self, snapshot: SnapshotId) -> bool {
+        self.shared.saves.is_inherited(snapshot)
+    }
+
     async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), RuntimeError> {
         self.shared.remove_snapshot(snapshot).await
     }

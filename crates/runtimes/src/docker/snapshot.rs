@@ -13,7 +13,13 @@ use sandglass_sandbox::{
 };
 use tracing::{info, warn};
 
-use super::{Shared, errors::failed, freeze::no_such_box, labels};
+use super::{
+    Shared,
+    container::Status,
+    errors::{Failure, failed},
+    freeze::no_such_box,
+    labels,
+};
 
 const REPOSITORY: &str = "opensandbox-snapshots";
 
@@ -41,6 +47,7 @@ impl Shared {
             return Ok(());
         }
         let _alone = self.locks.lock(id).await;
+        self.unfrozen(id, "snapshot").await?;
         let found = self.find(id).await.map_err(|e| e.during("snapshot"))?;
         let container = found.ok_or_else(|| no_such_box(id))?;
         let key = container.key.as_str();
@@ -61,12 +68,18 @@ impl Shared {
             pause: true,
             ..CommitContainerOptions::default()
         };
-        let saving = self.memory.saving(id);
+        // A box that is paused already is neither frozen nor thawed by its commit.
+        let saving = (container.status == Status::Running).then(|| self.saves.begin(id, snapshot));
         let committed = self
             .client
             .call_patiently(|docker| async move { docker.commit_container(options, passed_on(config)).await })
             .await;
-        drop(saving);
+        // Without an answer of the engine the commit may be going on.
+        if !matches!(committed, Err(Failure::Unreachable(_) | Failure::TimedOut))
+            && let Some(saving) = saving
+        {
+            saving.end();
+        }
         committed.map_err(|e| if e.is_absent() { no_such_box(id) } else { e.during("snapshot") })?;
         info!(sandbox = %id, snapshot = %snapshot, "committed");
         Ok(())

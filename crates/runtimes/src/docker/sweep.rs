@@ -18,8 +18,14 @@ const EXPIRED_AGE: Duration = Duration::from_secs(3600);
 const FORGOTTEN_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl Shared {
+    /// Everything that ended servers and engines have left to do.
+    pub(super) async fn mend(&self, present: &HashSet<SandboxId>) {
+        self.sweep(present).await;
+        self.thaw_forgotten().await;
+    }
+
     /// `present`: the boxes of the list that was just taken.
-    pub(super) async fn sweep(&self, present: &HashSet<SandboxId>) {
+    async fn sweep(&self, present: &HashSet<SandboxId>) {
         self.sweep_sidecars(present).await;
         if let Err(error) = self.read_ports().await {
             warn!(error = %error, "the ports of existing sandboxes cannot be read");

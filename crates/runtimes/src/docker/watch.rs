@@ -165,7 +165,7 @@ impl Shared {
             info!("the engine is back");
             let _ = tell.send(RuntimeEvent::Back);
         }
-        let mut sweeping = std::pin::pin!(self.sweep(&present).fuse());
+        let mut sweeping = std::pin::pin!(self.mend(&present).fuse());
         let mut later = BTreeSet::new();
         if let Some(failure) = self.take_batch(early.unwrap_or_default(), tell, &mut later).await {
             return failure;

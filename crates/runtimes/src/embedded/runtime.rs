@@ -490,6 +490,10 @@ impl Runtime for EmbeddedRuntime {
         Ok(false)
     }
 
+    fn still_saves(&self, _snapshot: SnapshotId) -> bool {
+        false
+    }
+
     async fn remove_snapshot(&self, _snapshot: SnapshotId) -> Result<(), RuntimeError> {
         Ok(())
     }

@@ -303,6 +303,45 @@ async fn a_snapshot_that_is_whole_only_after_its_removal_is_removed() {
     assert_eq!(engine.everything().await, Vec::<String>::new());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_of_a_server_that_has_ended_is_no_pause() {
+    let Some(engine) = Engine::alone().await else { return };
+    let before = Arc::new(engine.runtime());
+    let id = started(&before, &engine).await.id;
+    let name = format!("sandbox-{id}");
+    // Enough to copy for all that happens meanwhile.
+    engine.docker(&["exec", &name, "dd", "if=/dev/urandom", "of=/big", "bs=1M", "count=300"]).await;
+    let snapshot = SnapshotId::random();
+    let saving = tokio::spawn({
+        let before = before.clone();
+        async move { before.snapshot(id, snapshot).await }
+    });
+    let paused =
+        async || engine.docker(&["inspect", "-f", "{{.State.Paused}}", &name]).await.trim() == "true";
+    let frozen = async {
+        while !paused().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, frozen).await.expect("the engine did not freeze it");
+    saving.abort();
+    let _ = saving.await;
+
+    let after = engine.runtime();
+    let seen = after.inspect(id).await.unwrap().unwrap();
+    let is_going_on = paused().await && !after.has_snapshot(snapshot).await.unwrap();
+    assert!(is_going_on, "the commit was over too soon to show anything");
+    assert_eq!(seen.condition, Condition::Running);
+    assert!(after.still_saves(snapshot));
+    assert_eq!(after.pause(id).await.unwrap().condition, Condition::Paused);
+    assert!(after.has_snapshot(snapshot).await.unwrap() && !after.still_saves(snapshot));
+    assert!(paused().await, "the end of the commit thawed what was paused since");
+    assert_eq!(after.resume(id).await.unwrap().condition, Condition::Running);
+    after.remove_snapshot(snapshot).await.unwrap();
+    after.remove(id, Duration::ZERO).await.unwrap();
+    assert_eq!(engine.everything().await, Vec::<String>::new());
+}
+
 /// A sandbox of the reference's making, with a sidecar.
 async fn guarded(engine: &Engine) -> (SandboxId, String) {
     let id = SandboxId::random();

@@ -5,15 +5,20 @@
 use std::{sync::Arc, time::Duration};
 
 use sandglass_sandbox::{
-    ports::{
-        StoreError,
-        runtime::{Condition, Observation},
-    },
+    ports::StoreError,
     snapshot::{RestoreConfig, SnapshotRecord, SnapshotState},
 };
 use tracing::{info, warn};
 
 use crate::engine::Engine;
+
+/// What came of looking at a snapshot that was being made.
+enum Conclusion {
+    Written,
+    /// The runtime cannot tell.
+    NotNow,
+    StillMade,
+}
 
 /// Starts the workers and the loop.
 pub(in crate::engine) fn spawn(engine: &Arc<Engine>) {
@@ -51,15 +56,15 @@ impl Engine {
     /// Ends what can be ended; after which time to look at what is left.
     async fn settle(self: &Arc<Self>) -> Result<Option<Duration>, StoreError> {
         let mut left = false;
-        let mut copied = false;
+        let mut awaited = false;
         for record in self.store.snapshots_in(SnapshotState::Creating).await? {
             if self.snapshots.mine().contains(&record.id) {
                 continue;
             }
-            if self.may_still_be_copied(&record) {
-                copied = true;
-            } else {
-                left |= !self.conclude(&record).await?;
+            match self.conclude(&record).await? {
+                Conclusion::Written => {}
+                Conclusion::NotNow => left = true,
+                Conclusion::StillMade => awaited = true,
             }
         }
         for record in self.store.snapshots_in(SnapshotState::Deleting).await? {
@@ -77,21 +82,12 @@ impl Engine {
                 left |= now.is_some_and(|r| r.state == SnapshotState::Deleting);
             }
         }
-        let pause = if copied { super::LOOK_PAUSE } else { self.settings.remove_retry };
-        Ok((left || copied).then_some(pause))
+        let pause = if awaited { super::LOOK_PAUSE } else { self.settings.remove_retry };
+        Ok((left || awaited).then_some(pause))
     }
 
-    /// A runtime goes on with a copy that a killed server asked for, and holds the box still meanwhile. Whether it is that or a box that
-    /// somebody paused is not known; the deadline of the snapshot ends the wait.
-    fn may_still_be_copied(&self, record: &SnapshotRecord) -> bool {
-        let held = |o: &Observation| o.condition == Condition::Paused;
-        let deadline = record.created_at.checked_add(self.settings.snapshot_deadline);
-        self.index.get(record.source).and_then(|e| e.observed).is_some_and(|o| held(&o))
-            && deadline.is_some_and(|at| self.clock.now() < at)
-    }
-
-    /// Finds out what became of a snapshot that was being made. False: not now.
-    async fn conclude(&self, record: &SnapshotRecord) -> Result<bool, StoreError> {
+    /// Finds out what became of a snapshot that was being made.
+    async fn conclude(&self, record: &SnapshotRecord) -> Result<Conclusion, StoreError> {
         use SnapshotState::{Failed, Ready};
         let foreign = record.restore.as_ref().is_some_and(|r| r.backend != self.runtime.name());
         let (state, reason, message) = if foreign || !self.runtime.capabilities().snapshot {
@@ -100,11 +96,12 @@ impl Engine {
         } else {
             match self.in_time(self.runtime.has_snapshot(record.id)).await {
                 Ok(true) => (Ready, "snapshot_recovery_ready", None),
+                Ok(false) if self.still_made(record) => return Ok(Conclusion::StillMade),
                 Ok(false) => {
                     let message = "the server ended before the snapshot was made";
                     (Failed, "snapshot_recovery_missing_image", Some(message.to_owned()))
                 }
-                Err(error) if error.retryable() => return Ok(false),
+                Err(error) if error.retryable() => return Ok(Conclusion::NotNow),
                 Err(error) => (Failed, "snapshot_recovery_inspect_failed", Some(error.to_string())),
             }
         };
@@ -119,6 +116,12 @@ impl Engine {
         if self.index.get(record.source).is_some() {
             self.note(record.source, "snapshot_finished", &told).await;
         }
-        Ok(true)
+        Ok(Conclusion::Written)
+    }
+
+    /// A runtime goes on for a killed server. The deadline of the snapshot ends the wait.
+    fn still_made(&self, record: &SnapshotRecord) -> bool {
+        let deadline = record.created_at.checked_add(self.settings.snapshot_deadline);
+        self.runtime.still_saves(record.id) && deadline.is_some_and(|at| self.clock.now() < at)
     }
 }
