@@ -14,4 +14,5 @@ pub mod http;
 pub mod init;
 pub mod lines;
 pub mod metrics;
+pub mod session;
 pub mod settings;

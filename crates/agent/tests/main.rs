@@ -12,3 +12,5 @@ mod edges;
 mod files;
 #[path = "support/init.rs"]
 mod init;
+#[path = "support/sessions.rs"]
+mod sessions;

@@ -19,6 +19,7 @@ use crate::envs::Env;
 use crate::files;
 use crate::init::reap::Reaper;
 use crate::metrics::Meter;
+use crate::session::{self, Sessions};
 
 pub const TOKEN_HEADER: &str = "x-execd-access-token";
 
@@ -35,6 +36,7 @@ pub struct Agent {
     pub reaper: Reaper,
     pub commands: Arc<Commands>,
     pub meter: Meter,
+    pub sessions: Sessions,
 }
 
 /// Answers one request. Never fails: what goes wrong is an answer too.
@@ -71,6 +73,7 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
         (&Method::GET, ["command", id, "logs"]) => command::logs(agent, &decode(id, false), &query),
         (&Method::GET, ["metrics"]) => Ok(agent.meter.read().await),
         (&Method::GET, ["metrics", "watch"]) => Ok(agent.meter.watch()),
+        (_, ["session", ..]) => session::dispatch(agent, &method, &segments, request.into_body()).await,
         (_, ["files" | "directories", ..]) => files::dispatch(agent, &segments, &query, request).await,
         _ => {
             drain(request.into_body()).await;
@@ -99,7 +102,6 @@ pub async fn drain(mut body: Incoming) {
 /// Routes of the contract that this version does not serve yet.
 fn later(segments: &[&str]) -> Option<Failure> {
     let what = match segments {
-        ["session", ..] => "bash sessions are",
         ["code", ..] => "code execution is",
         ["pty", ..] => "terminals are",
         ["v1", "isolated", ..] => "isolated execution is",

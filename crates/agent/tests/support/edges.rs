@@ -17,8 +17,6 @@ fn ping_routes_and_errors() {
     let with =
         |method: &str, target: &str| agent.send(method, target, &[("X-EXECD-ACCESS-TOKEN", "tok")], b"");
     for (method, target) in [
-        ("POST", "/session"),
-        ("POST", "/session/x/run"),
         ("POST", "/code"),
         ("GET", "/code/contexts"),
         ("POST", "/pty"),
