@@ -14,3 +14,5 @@ mod files;
 mod init;
 #[path = "support/sessions.rs"]
 mod sessions;
+#[path = "support/terminals.rs"]
+mod terminals;

@@ -19,6 +19,7 @@ use crate::envs::Env;
 use crate::files;
 use crate::init::reap::Reaper;
 use crate::metrics::Meter;
+use crate::pty::{self, Terminals};
 use crate::session::{self, Sessions};
 
 pub const TOKEN_HEADER: &str = "x-execd-access-token";
@@ -37,6 +38,7 @@ pub struct Agent {
     pub commands: Arc<Commands>,
     pub meter: Meter,
     pub sessions: Sessions,
+    pub terminals: Terminals,
 }
 
 /// Answers one request. Never fails: what goes wrong is an answer too.
@@ -74,6 +76,7 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
         (&Method::GET, ["metrics"]) => Ok(agent.meter.read().await),
         (&Method::GET, ["metrics", "watch"]) => Ok(agent.meter.watch()),
         (_, ["session", ..]) => session::dispatch(agent, &method, &segments, request.into_body()).await,
+        (_, ["pty", ..]) => pty::dispatch(agent, &segments, &query, request).await,
         (_, ["files" | "directories", ..]) => files::dispatch(agent, &segments, &query, request).await,
         _ => {
             drain(request.into_body()).await;
@@ -103,7 +106,6 @@ pub async fn drain(mut body: Incoming) {
 fn later(segments: &[&str]) -> Option<Failure> {
     let what = match segments {
         ["code", ..] => "code execution is",
-        ["pty", ..] => "terminals are",
         ["v1", "isolated", ..] => "isolated execution is",
         ["v1", "filesystem", ..] => "identity-scoped file access is",
         ["ready"] | ["internal", "init"] => "runtime initialisation is",

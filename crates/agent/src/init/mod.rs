@@ -3,6 +3,7 @@
 pub mod kin;
 pub mod reap;
 pub mod spawn;
+pub mod stop;
 pub mod supervise;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

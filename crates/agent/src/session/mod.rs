@@ -6,7 +6,6 @@
 mod driver;
 mod run;
 mod shell;
-mod stop;
 mod table;
 mod worker;
 

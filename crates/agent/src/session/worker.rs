@@ -15,13 +15,13 @@ use tokio::time::{Instant as Clock, sleep};
 
 use super::run::{Abort, Cause, Outcome, Stream, closed, killed, not_run};
 use super::shell::{self, Part, Shell, Start};
-use super::{driver, stop};
+use super::driver;
 use crate::command::pipes;
 use crate::envs::{self, Env};
 use crate::http::body::ChunkSender;
 use crate::http::reply::Failure;
 use crate::http::router::Agent;
-use crate::init::kin;
+use crate::init::{kin, stop};
 
 /// What the agent itself asks of a shell takes no time unless the user made it so.
 const OWN_TEXT: Duration = Duration::from_secs(10);

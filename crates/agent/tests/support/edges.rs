@@ -19,7 +19,6 @@ fn ping_routes_and_errors() {
     for (method, target) in [
         ("POST", "/code"),
         ("GET", "/code/contexts"),
-        ("POST", "/pty"),
         ("GET", "/v1/isolated/capabilities"),
         ("GET", "/v1/filesystem/1/1/files/info"),
         ("GET", "/ready"),

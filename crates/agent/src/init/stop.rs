@@ -1,4 +1,4 @@
-//! Ending what a run started, or all that a session started.
+//! Ending what a run of a shell started, or all that sessions of the kernel hold.
 //!
 //! Members of the shell's session are told by `/proc`, with their start times: what earlier runs left running is not
 //! touched by the end of a later one. Without `/proc` the whole group ends.
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::init::kin::{self, Member};
-use crate::init::signal_group;
+use super::kin::{self, Member};
+use super::signal_group;
 
 /// How long processes have to end by themselves.
 const GRACE: Duration = Duration::from_millis(1500);
@@ -21,7 +21,7 @@ async fn members(sessions: &[i32]) -> Option<Vec<Member>> {
 }
 
 /// Ends a shell and what it started since then: asked first, killed after the grace.
-pub(super) async fn end_run(shell: i32, since: u64) {
+pub async fn end_run(shell: i32, since: u64) {
     let victims = async || {
         let mut found = members(&[shell]).await?;
         found.retain(|member| member.started >= since || member.pid == shell);
@@ -53,7 +53,7 @@ pub(super) async fn end_run(shell: i32, since: u64) {
 }
 
 /// Kills all members of the sessions.
-pub(crate) async fn kill_all(sessions: &[i32]) {
+pub async fn kill_all(sessions: &[i32]) {
     for session in sessions {
         signal_group(*session, libc::SIGKILL);
     }
@@ -68,7 +68,7 @@ pub(crate) async fn kill_all(sessions: &[i32]) {
 }
 
 /// Those of the sessions that still have members.
-pub(super) async fn inhabited(sessions: &[i32]) -> Vec<i32> {
+pub async fn inhabited(sessions: &[i32]) -> Vec<i32> {
     let Some(found) = members(sessions).await else { return sessions.to_vec() };
     let mut left: Vec<i32> = found.iter().map(|member| member.session).collect();
     left.sort_unstable();
