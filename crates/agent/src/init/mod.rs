@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
 use rustix::process::DumpableBehavior;
+use tokio::io::unix::AsyncFd;
 
 /// Takes ownership of a descriptor the parent left open for us, if it is open.
 pub fn adopt_descriptor(fd: RawFd) -> Option<OwnedFd> {
@@ -22,6 +23,13 @@ pub fn adopt_descriptor(fd: RawFd) -> Option<OwnedFd> {
     }
     // SAFETY: open (checked above), above stdio, and named by the boot contract as ours; each is taken once.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Has the runtime wait for a descriptor, which must not block any more.
+pub fn watch_descriptor(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    rustix::io::ioctl_fionbio(&fd, true)?;
+    // SAFETY: an owned descriptor stays open and the same until it is dropped, which the result does last.
+    Ok(unsafe { AsyncFd::register(fd) }?)
 }
 
 static UMASK: OnceLock<u32> = OnceLock::new();

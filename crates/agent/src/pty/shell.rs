@@ -22,7 +22,7 @@ use crate::envs;
 use crate::http::reply::plain;
 use crate::http::router::Agent;
 use crate::init::reap::Exit;
-use crate::init::signal_group;
+use crate::init::{signal_group, watch_descriptor};
 use crate::init::spawn::{Extras, Launch, Lead, locate_shell};
 
 const SIZE: Winsize = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
@@ -141,10 +141,9 @@ fn terminal(owner: u32) -> Result<Ends, String> {
     // Whoever the shell runs as should be able to open its own terminal by name.
     let _ = rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(owner)), None);
     tcsetwinsize(&master, SIZE).map_err(unavailable)?;
-    rustix::io::ioctl_fionbio(&master, true).map_err(unavailable)?;
     let clone = |fd: &OwnedFd| fd.try_clone().map_err(|error| failed("no descriptors for a terminal", error));
     let (stdin, stdout) = (clone(&slave)?, clone(&slave)?);
-    let input = Arc::new(AsyncFd::register(master).map_err(|error| failed("no descriptors for a terminal", error))?);
+    let input = Arc::new(watch_descriptor(master).map_err(|error| failed("no descriptors for a terminal", error))?);
     let source = Source::Terminal(Arc::clone(&input));
     Ok(Ends { input, sources: [Some(source), None], stdin, stdout, stderr: slave })
 }
@@ -161,10 +160,9 @@ fn peer(master: &OwnedFd, flags: OpenptFlags) -> rustix::io::Result<OwnedFd> {
 fn three_pipes() -> Result<Ends, String> {
     let failed = |error: io::Error| format!("no descriptors for a shell: {}", plain(&error));
     let (stdin, input) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
-    rustix::io::ioctl_fionbio(&input, true).map_err(|error| failed(error.into()))?;
     let (out, stdout) = pipes::pipe().map_err(failed)?;
     let (err, stderr) = pipes::pipe().map_err(failed)?;
-    let input = Arc::new(AsyncFd::register_with_interest(input, Interest::WRITABLE).map_err(failed)?);
+    let input = Arc::new(watch_descriptor(input).map_err(failed)?);
     let sources = [Some(Source::Pipe(Origin::Out, out)), Some(Source::Pipe(Origin::Err, err))];
     Ok(Ends { input, sources, stdin, stdout, stderr })
 }
