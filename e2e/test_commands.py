@@ -1,4 +1,4 @@
-"""Commands through the synchronous SDK: output, outcome, environment, background, interrupt, sessions."""
+"""Commands through the synchronous SDK: output, outcome, environment, background, interrupt."""
 
 import threading
 import time
@@ -182,12 +182,6 @@ def test_a_stream_may_outlive_the_request_timeout(create, config):
     assert texts(done.logs.stdout) == list("12345678") and done.exit_code == 0
     silent = box.commands.run("sleep 4; echo late")
     assert texts(silent.logs.stdout) == ["late"]
-
-
-def test_sessions_are_refused_clearly(box):
-    with pytest.raises(SandboxApiException) as refused:
-        box.commands.create_session(working_directory="/tmp")
-    assert refused.value.status_code == 501 and "NOT_SUPPORTED" in str(refused.value)
 
 
 def test_many_commands_at_once(box):

@@ -74,6 +74,22 @@ def test_commands(osb, sandbox):
     assert json.loads(osb("command", "status", sandbox, identity, "-o", "json"))["running"] is False
 
 
+def test_sessions(osb, sandbox):
+    made = json.loads(osb("command", "session", "create", sandbox, "-w", "/tmp", "-o", "json"))["session_id"]
+
+    def run(*command, options=(), code=0):
+        return osb("command", "session", "run", sandbox, made, *options, "--", *command, code=code).strip()
+
+    run("export", "KEPT=1")
+    assert run("sh", "-c", "echo $KEPT; pwd") == "1\n/tmp"
+    assert run("pwd", options=("-w", "/usr")) == "/usr"
+    run("sh", "-c", "exit 5", code=1)
+    run("sleep", "30", options=("-t", "1s"), code=1)
+    assert run("printenv", "KEPT") == "1"
+    osb("command", "session", "delete", sandbox, made)
+    run("true", code=1)
+
+
 def test_files(osb, sandbox, tmp_path):
     osb("file", "write", sandbox, "/tmp/f/a", "-c", "one two")
     assert osb("file", "cat", sandbox, "/tmp/f/a").strip() == "one two"

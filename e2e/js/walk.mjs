@@ -37,7 +37,27 @@ async function commands(box) {
   const killed = await box.commands.run("sleep 30", { timeoutSeconds: 1 });
   assert.ok(Date.now() - begun < 10_000 && killed.exitCode !== 0);
 
-  await assert.rejects(box.commands.createSession({ workingDirectory: "/tmp" }), /not available/);
+  await sessions(box);
+}
+
+async function sessions(box) {
+  const { commands } = box;
+  const id = await commands.createSession({ workingDirectory: "/tmp/js-session" });
+  await commands.runInSession(id, "export KEPT=1; f() { echo \"f $KEPT\"; }; text='two\nlines'");
+  const done = await commands.runInSession(id, "f; echo \"$text\"; echo err >&2; pwd");
+  assert.equal(done.id, id);
+  assert.deepEqual(texts(done.logs.stdout), ["f 1", "two", "lines", "err", "/tmp/js-session"]);
+  assert.equal((await commands.runInSession(id, "exit 7")).exitCode, 7);
+  const elsewhere = await commands.runInSession(id, "f; pwd", { workingDirectory: "/tmp" });
+  assert.deepEqual(texts(elsewhere.logs.stdout), ["f 1", "/tmp"]);
+  const begun = Date.now();
+  const late = await commands.runInSession(id, "sleep 30", { timeoutSeconds: 1 });
+  assert.ok(Date.now() - begun < 10_000 && late.exitCode === -1);
+  await commands.deleteSession(id);
+  await assert.rejects(
+    commands.runInSession(id, "true"),
+    (error) => error instanceof SandboxApiException && error.statusCode === 404,
+  );
 }
 
 async function files(box) {

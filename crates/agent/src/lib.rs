@@ -14,4 +14,6 @@ pub mod http;
 pub mod init;
 pub mod lines;
 pub mod metrics;
+pub mod pty;
+pub mod session;
 pub mod settings;

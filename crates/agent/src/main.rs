@@ -16,6 +16,8 @@ use sandglass_agent::init::spawn::Launch;
 use sandglass_agent::init::supervise::{self, Entrypoint};
 use sandglass_agent::init::{become_subreaper, is_pid_one, prepare_process};
 use sandglass_agent::metrics::Meter;
+use sandglass_agent::pty::Terminals;
+use sandglass_agent::session::Sessions;
 use sandglass_agent::settings::{Settings, Start};
 use serde_json::json;
 
@@ -111,6 +113,8 @@ async fn run(mut settings: Settings) -> i32 {
         reaper,
         commands: Arc::new(Commands::default()),
         meter: Meter::new(settings.limits),
+        sessions: Sessions::default(),
+        terminals: Terminals::default(),
     });
     let server = tokio::spawn(serve::serve(listener, Arc::clone(&agent)));
     let code = live(&agent, settings.init, &settings.entrypoint, &mut status).await;

@@ -12,3 +12,7 @@ mod edges;
 mod files;
 #[path = "support/init.rs"]
 mod init;
+#[path = "support/sessions.rs"]
+mod sessions;
+#[path = "support/terminals.rs"]
+mod terminals;

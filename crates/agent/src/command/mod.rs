@@ -3,7 +3,7 @@
 mod foreground;
 mod launch;
 mod log;
-mod pipes;
+pub(crate) mod pipes;
 mod registry;
 mod request;
 
@@ -22,7 +22,8 @@ use crate::http::router::Agent;
 use crate::init::signal_group;
 use log::Log;
 pub use registry::Commands;
-use registry::{Command, End};
+use registry::Command;
+pub(crate) use registry::End;
 use request::CommandRequest;
 
 const CURSOR_HEADER: &str = "execd-commands-tail-cursor";
@@ -101,6 +102,9 @@ fn no_pipe(error: std::io::Error) -> Failure {
 pub async fn interrupt(agent: &Agent, query: &Query) -> Outcome {
     let id = query.required("id")?;
     let Some(command) = agent.commands.get(id) else {
+        if agent.sessions.destroy(id).await {
+            return Ok(reply::empty());
+        }
         return Err(Failure::runtime("error interrupting code context. no such session"));
     };
     let Some(group) = command.running_pid() else {

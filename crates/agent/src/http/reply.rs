@@ -23,6 +23,10 @@ pub enum Code {
     InvalidFileMetadata,
     InvalidFileContent,
     FileNotFound,
+    ContextNotFound,
+    AlreadyConnected,
+    ViewerNotRunning,
+    ServiceUnavailable,
     NotSupported,
     NotFound,
     Unknown,
@@ -38,6 +42,10 @@ impl Code {
             Code::InvalidFileMetadata => "INVALID_FILE_METADATA",
             Code::InvalidFileContent => "INVALID_FILE_CONTENT",
             Code::FileNotFound => "FILE_NOT_FOUND",
+            Code::ContextNotFound => "CONTEXT_NOT_FOUND",
+            Code::AlreadyConnected => "ALREADY_CONNECTED",
+            Code::ViewerNotRunning => "VIEWER_NOT_RUNNING",
+            Code::ServiceUnavailable => "SERVICE_UNAVAILABLE",
             Code::NotSupported => "NOT_SUPPORTED",
             Code::NotFound => "NOT_FOUND",
             Code::Unknown => "UNKNOWN",
@@ -80,6 +88,15 @@ impl Failure {
     pub fn not_supported(what: &str) -> Self {
         let message = format!("{what} not available in this agent version");
         Self::new(StatusCode::NOT_IMPLEMENTED, Code::NotSupported, message)
+    }
+
+    pub fn no_context(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, Code::ContextNotFound, message)
+    }
+
+    /// A bound is reached; the same request may succeed later.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, Code::ServiceUnavailable, message)
     }
 
     /// A file system error: 404 only when the path is what is missing.

@@ -19,6 +19,8 @@ use crate::envs::Env;
 use crate::files;
 use crate::init::reap::Reaper;
 use crate::metrics::Meter;
+use crate::pty::{self, Terminals};
+use crate::session::{self, Sessions};
 
 pub const TOKEN_HEADER: &str = "x-execd-access-token";
 
@@ -35,6 +37,8 @@ pub struct Agent {
     pub reaper: Reaper,
     pub commands: Arc<Commands>,
     pub meter: Meter,
+    pub sessions: Sessions,
+    pub terminals: Terminals,
 }
 
 /// Answers one request. Never fails: what goes wrong is an answer too.
@@ -71,6 +75,8 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
         (&Method::GET, ["command", id, "logs"]) => command::logs(agent, &decode(id, false), &query),
         (&Method::GET, ["metrics"]) => Ok(agent.meter.read().await),
         (&Method::GET, ["metrics", "watch"]) => Ok(agent.meter.watch()),
+        (_, ["session", ..]) => session::dispatch(agent, &method, &segments, request.into_body()).await,
+        (_, ["pty", ..]) => pty::dispatch(agent, &segments, &query, request).await,
         (_, ["files" | "directories", ..]) => files::dispatch(agent, &segments, &query, request).await,
         _ => {
             drain(request.into_body()).await;
@@ -99,9 +105,7 @@ pub async fn drain(mut body: Incoming) {
 /// Routes of the contract that this version does not serve yet.
 fn later(segments: &[&str]) -> Option<Failure> {
     let what = match segments {
-        ["session", ..] => "bash sessions are",
         ["code", ..] => "code execution is",
-        ["pty", ..] => "terminals are",
         ["v1", "isolated", ..] => "isolated execution is",
         ["v1", "filesystem", ..] => "identity-scoped file access is",
         ["ready"] | ["internal", "init"] => "runtime initialisation is",

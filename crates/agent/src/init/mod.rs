@@ -1,13 +1,16 @@
 //! Being PID 1: spawning, reaping, signals and shutdown. The only place of this crate with `unsafe`.
 
+pub mod kin;
 pub mod reap;
 pub mod spawn;
+pub mod stop;
 pub mod supervise;
 
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
 use rustix::process::DumpableBehavior;
+use tokio::io::unix::AsyncFd;
 
 /// Takes ownership of a descriptor the parent left open for us, if it is open.
 pub fn adopt_descriptor(fd: RawFd) -> Option<OwnedFd> {
@@ -22,7 +25,33 @@ pub fn adopt_descriptor(fd: RawFd) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Has the runtime wait for a descriptor, which must not block any more.
+pub fn watch_descriptor(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    rustix::io::ioctl_fionbio(&fd, true)?;
+    // SAFETY: an owned descriptor stays open and the same until it is dropped, which the result does last.
+    Ok(unsafe { AsyncFd::register(fd) }?)
+}
+
 static UMASK: OnceLock<u32> = OnceLock::new();
+
+/// Numbers of descriptors that only children use. A child is given descriptors by number after the fork, when the
+/// standard library holds one of its own under a number nobody knows; so these are taken before anything else can.
+pub const RESERVED: [RawFd; 9] = [6, 7, 8, 9, 20, 21, 22, 23, 24];
+static PLACEHOLDERS: OnceLock<Vec<OwnedFd>> = OnceLock::new();
+
+fn reserve_descriptors() {
+    let Ok(blank) = rustix::fs::memfd_create("reserved", rustix::fs::MemfdFlags::CLOEXEC) else { return };
+    let mut taken = Vec::with_capacity(RESERVED.len());
+    for number in RESERVED {
+        // A higher number means that this one is in use already, by something as old as the process.
+        if let Ok(fd) = rustix::io::fcntl_dupfd_cloexec(&blank, number)
+            && fd.as_raw_fd() == number
+        {
+            taken.push(fd);
+        }
+    }
+    let _ = PLACEHOLDERS.set(taken);
+}
 
 /// Process-wide settings that must hold before the first request.
 pub fn prepare_process() {
@@ -32,6 +61,7 @@ pub fn prepare_process() {
     // Whatever else the parent left open is not for user processes.
     // SAFETY: only sets close-on-exec flags; no descriptor is closed. An old kernel refuses, which is harmless.
     unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    reserve_descriptors();
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(mask);
     let _ = UMASK.set(mask.bits());

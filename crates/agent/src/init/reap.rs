@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use super::spawn::{Launch, LaunchError};
+use super::spawn::{Extras, Launch, LaunchError};
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,15 @@ impl Reaper {
 
     /// Starts a process; the receiver gets its exit.
     pub fn spawn(&self, launch: Launch<'_>) -> Result<(i32, oneshot::Receiver<Exit>), LaunchError> {
-        let pid = launch.start()?;
+        self.spawn_with(launch, Extras::default())
+    }
+
+    pub fn spawn_with(
+        &self,
+        launch: Launch<'_>,
+        extras: Extras,
+    ) -> Result<(i32, oneshot::Receiver<Exit>), LaunchError> {
+        let pid = launch.start_with(extras)?;
         let (tx, rx) = oneshot::channel();
         self.lock().insert(pid, tx);
         Ok((pid, rx))

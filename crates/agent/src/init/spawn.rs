@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,25 @@ use std::process::{Command, Stdio};
 
 use crate::accounts::Identity;
 use crate::envs::{self, Env};
+
+/// What a new process leads, and so what a signal to it reaches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Lead {
+    #[default]
+    Group,
+    /// A session without a terminal: whatever it starts can be told by the session's id.
+    Session,
+    /// A session whose terminal is the standard input.
+    Terminal,
+}
+
+/// What few processes need beyond a [`Launch`].
+#[derive(Default)]
+pub struct Extras {
+    pub lead: Lead,
+    /// Descriptors and the numbers they get, which must be among [`super::RESERVED`].
+    pub fds: Vec<(OwnedFd, RawFd)>,
+}
 
 /// Everything a new process gets. Descriptors left out are inherited.
 pub struct Launch<'a> {
@@ -53,10 +72,14 @@ pub enum LaunchError {
 impl Launch<'_> {
     /// Starts the process as leader of its own group and returns its pid.
     pub fn start(self) -> Result<i32, LaunchError> {
+        self.start_with(Extras::default())
+    }
+
+    pub fn start_with(self, extras: Extras) -> Result<i32, LaunchError> {
         let name = self.argv.first().filter(|n| !n.is_empty()).ok_or(LaunchError::Empty)?;
         let program = find_program(name, envs::search_path(self.env), self.cwd)?;
         let mut command = Command::new(&program);
-        command.arg0(name).args(&self.argv[1..]).env_clear().envs(self.env).process_group(0);
+        command.arg0(name).args(&self.argv[1..]).env_clear().envs(self.env);
         if let Some(cwd) = self.cwd {
             command.current_dir(cwd);
         }
@@ -66,6 +89,11 @@ impl Launch<'_> {
         if let Some(identity) = switching {
             switch_identity(&mut command, identity);
         }
+        if extras.lead == Lead::Group {
+            command.process_group(0);
+        }
+        attach(&mut command, &extras)
+            .map_err(|source| LaunchError::Other { program: display(program.as_os_str()), source })?;
         // The handle is dropped without a wait: the reaper collects the child.
         match command.spawn() {
             Ok(child) => Ok(i32::try_from(child.id()).unwrap_or(i32::MAX)),
@@ -101,9 +129,41 @@ fn switch_identity(command: &mut Command, identity: &Identity) {
     unsafe { command.pre_exec(switch) };
 }
 
+/// Above every reserved number, so that placing one descriptor cannot overwrite another.
+const LIFTED: RawFd = 64;
+
+fn attach(command: &mut Command, extras: &Extras) -> io::Result<()> {
+    let lead = extras.lead;
+    if lead == Lead::Group && extras.fds.is_empty() {
+        return Ok(());
+    }
+    let mut placed = Vec::with_capacity(extras.fds.len());
+    for (fd, number) in &extras.fds {
+        debug_assert!(super::RESERVED.contains(number));
+        placed.push((rustix::io::fcntl_dupfd_cloexec(fd, LIFTED)?, *number));
+    }
+    let place = move || {
+        // SAFETY: system calls on numbers only; `placed` keeps its descriptors open until the program is executed.
+        let failed = unsafe {
+            (lead != Lead::Group && libc::setsid() < 0)
+                || (lead == Lead::Terminal && libc::ioctl(0, libc::TIOCSCTTY, 0) < 0)
+                || placed.iter().any(|(fd, number)| libc::dup2(fd.as_raw_fd(), *number) < 0)
+        };
+        if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+    };
+    // SAFETY: the closure only makes system calls on memory prepared before the fork; it does not allocate.
+    unsafe { command.pre_exec(place) };
+    Ok(())
+}
+
 /// The shell for `/command`: bash when the image has it, else sh.
 pub fn find_shell(path: &str) -> Option<&'static str> {
     ["bash", "sh"].into_iter().find(|shell| search(shell, path).is_ok())
+}
+
+/// The same with its place, for shells whose own PATH must not decide which one they are.
+pub fn locate_shell(path: &str) -> Option<(&'static str, PathBuf)> {
+    ["bash", "sh"].into_iter().find_map(|shell| Some((shell, search(shell, path).ok()?)))
 }
 
 fn find_program(name: &str, path: &str, cwd: Option<&Path>) -> Result<PathBuf, LaunchError> {

@@ -17,11 +17,8 @@ fn ping_routes_and_errors() {
     let with =
         |method: &str, target: &str| agent.send(method, target, &[("X-EXECD-ACCESS-TOKEN", "tok")], b"");
     for (method, target) in [
-        ("POST", "/session"),
-        ("POST", "/session/x/run"),
         ("POST", "/code"),
         ("GET", "/code/contexts"),
-        ("POST", "/pty"),
         ("GET", "/v1/isolated/capabilities"),
         ("GET", "/v1/filesystem/1/1/files/info"),
         ("GET", "/ready"),
