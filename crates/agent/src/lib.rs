@@ -6,6 +6,7 @@
 
 pub mod accounts;
 pub mod bridge;
+mod cgroup;
 pub mod command;
 pub mod envs;
 pub mod events;
@@ -15,3 +16,4 @@ pub mod init;
 pub mod lines;
 pub mod metrics;
 pub mod settings;
+pub mod telemetry;

@@ -6,9 +6,17 @@ mod support;
 
 #[path = "support/commands.rs"]
 mod commands;
+#[path = "support/corpora.rs"]
+mod corpora;
 #[path = "support/edges.rs"]
 mod edges;
 #[path = "support/files.rs"]
 mod files;
+#[path = "support/identity.rs"]
+mod identity;
 #[path = "support/init.rs"]
 mod init;
+#[path = "support/robust.rs"]
+mod robust;
+#[path = "support/telemetry.rs"]
+mod telemetry;

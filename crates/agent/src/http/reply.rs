@@ -23,6 +23,7 @@ pub enum Code {
     InvalidFileMetadata,
     InvalidFileContent,
     FileNotFound,
+    FilesystemIdentityUnavailable,
     NotSupported,
     NotFound,
     Unknown,
@@ -38,6 +39,7 @@ impl Code {
             Code::InvalidFileMetadata => "INVALID_FILE_METADATA",
             Code::InvalidFileContent => "INVALID_FILE_CONTENT",
             Code::FileNotFound => "FILE_NOT_FOUND",
+            Code::FilesystemIdentityUnavailable => "FILESYSTEM_IDENTITY_UNAVAILABLE",
             Code::NotSupported => "NOT_SUPPORTED",
             Code::NotFound => "NOT_FOUND",
             Code::Unknown => "UNKNOWN",
@@ -46,7 +48,7 @@ impl Code {
 }
 
 /// A refused or failed request.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Failure {
     pub status: StatusCode,
     pub code: Code,
@@ -89,6 +91,12 @@ impl Failure {
             std::io::ErrorKind::NotFound => Self::not_found(format!("{doing} {path}: file not found")),
             std::io::ErrorKind::StorageFull => {
                 Self::runtime(format!("{doing} {path}: no space left on device"))
+            }
+            std::io::ErrorKind::PermissionDenied => {
+                // The other error of the two says it in words that nobody searches for.
+                let reason =
+                    plain(error).replace("operation not permitted", "no permission for this operation");
+                Self::runtime(format!("{doing} {path}: {reason}"))
             }
             _ => Self::runtime(format!("{doing} {path}: {}", plain(error))),
         }

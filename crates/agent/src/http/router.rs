@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt as _;
@@ -19,6 +19,7 @@ use crate::envs::Env;
 use crate::files;
 use crate::init::reap::Reaper;
 use crate::metrics::Meter;
+use crate::telemetry::{self, Telemetry};
 
 pub const TOKEN_HEADER: &str = "x-execd-access-token";
 
@@ -35,10 +36,19 @@ pub struct Agent {
     pub reaper: Reaper,
     pub commands: Arc<Commands>,
     pub meter: Meter,
+    pub telemetry: Telemetry,
 }
 
 /// Answers one request. Never fails: what goes wrong is an answer too.
-pub async fn route(agent: &Arc<Agent>, mut request: Request<Incoming>, peer: SocketAddr) -> Reply {
+pub async fn route(agent: &Arc<Agent>, request: Request<Incoming>, peer: SocketAddr) -> Reply {
+    let (method, route, begun) =
+        (request.method().clone(), telemetry::route_of(request.uri().path()), Instant::now());
+    let reply = answer(agent, request, peer).await;
+    agent.telemetry.request(&method, route, reply.status(), begun.elapsed());
+    reply
+}
+
+async fn answer(agent: &Arc<Agent>, mut request: Request<Incoming>, peer: SocketAddr) -> Reply {
     let open = request.uri().path().trim_end_matches('/') == "/ping";
     if !open && !authorised(agent, &request) {
         drain(request.into_body()).await;
@@ -72,6 +82,7 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
         (&Method::GET, ["metrics"]) => Ok(agent.meter.read().await),
         (&Method::GET, ["metrics", "watch"]) => Ok(agent.meter.watch()),
         (_, ["files" | "directories", ..]) => files::dispatch(agent, &segments, &query, request).await,
+        (_, ["v1", "filesystem", rest @ ..]) => files::dispatch_as(agent, rest, &query, request).await,
         _ => {
             drain(request.into_body()).await;
             Err(later(&segments).unwrap_or_else(|| {
@@ -103,7 +114,6 @@ fn later(segments: &[&str]) -> Option<Failure> {
         ["code", ..] => "code execution is",
         ["pty", ..] => "terminals are",
         ["v1", "isolated", ..] => "isolated execution is",
-        ["v1", "filesystem", ..] => "identity-scoped file access is",
         ["ready"] | ["internal", "init"] => "runtime initialisation is",
         _ => return None,
     };

@@ -23,7 +23,6 @@ fn ping_routes_and_errors() {
         ("GET", "/code/contexts"),
         ("POST", "/pty"),
         ("GET", "/v1/isolated/capabilities"),
-        ("GET", "/v1/filesystem/1/1/files/info"),
         ("GET", "/ready"),
         ("POST", "/internal/init"),
     ] {
