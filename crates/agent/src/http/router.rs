@@ -41,10 +41,16 @@ pub struct Agent {
 
 /// Answers one request. Never fails: what goes wrong is an answer too.
 pub async fn route(agent: &Arc<Agent>, request: Request<Incoming>, peer: SocketAddr) -> Reply {
-    let (method, route, begun) =
-        (request.method().clone(), telemetry::route_of(request.uri().path()), Instant::now());
+    if !agent.telemetry.is_on() {
+        return answer(agent, request, peer).await;
+    }
+    let mut uri = request.uri().clone();
+    while let Some(inner) = bridge::own_port_target(&uri, agent.port) {
+        uri = inner;
+    }
+    let (method, begun) = (request.method().clone(), Instant::now());
     let reply = answer(agent, request, peer).await;
-    agent.telemetry.request(&method, route, reply.status(), begun.elapsed());
+    agent.telemetry.request(&method, telemetry::route_of(uri.path()), reply.status(), begun.elapsed());
     reply
 }
 

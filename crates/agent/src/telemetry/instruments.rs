@@ -130,6 +130,11 @@ pub(super) struct Recorded {
 pub struct Telemetry(pub(super) Option<Arc<Mutex<Recorded>>>);
 
 impl Telemetry {
+    /// Whether anybody gets to see what is measured.
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// A request, up to the beginning of its answer.
     pub fn request(&self, method: &Method, route: &'static str, status: StatusCode, took: Duration) {
         let method = match *method {
