@@ -7,6 +7,7 @@ mod bench;
 mod checks;
 mod deps;
 mod e2e;
+mod fuzz;
 mod postgres;
 mod process;
 mod python;
@@ -29,6 +30,7 @@ usage: cargo xtask COMMAND
   conformance [PYTEST OPTIONS]     the conformance cases against ours and the reference
   restart [--rounds N] [--seed S] [--runtime docker]
                                    kill the server at random moments, check what is left
+  fuzz [TARGET] [--seconds N]      the agent's parsers against random input, a minute each
   bench [docker] [--quick]         measure beside the reference server and Docker";
 
 /// Errors are printed as one chain of causes: a backtrace of this program explains nothing.
@@ -55,6 +57,7 @@ fn dispatch() -> Result<()> {
         "e2e" => e2e::clients(&workspace, &rest),
         "conformance" => e2e::conformance(&workspace, &rest),
         "restart" => e2e::restart(&workspace, &rest),
+        "fuzz" => fuzz::run_targets(&workspace, &rest),
         "bench" => bench::run_benchmark(&workspace, &rest),
         "help" | "--help" | "-h" => {
             println!("{USAGE}");

@@ -6,6 +6,8 @@
 use std::io::Read;
 use std::path::Path;
 
+use crate::envs::NonblockingOpen;
+
 /// More than any real account file; bounds what a hostile image can make PID 1 read.
 const MAX_FILE: u64 = 4 << 20;
 
@@ -134,9 +136,12 @@ impl Accounts {
     }
 }
 
-fn read_text(path: &Path) -> String {
+pub(crate) fn read_text(path: &Path) -> String {
     let mut bytes = Vec::new();
-    if let Ok(file) = std::fs::File::open(path) {
+    let opened = std::fs::OpenOptions::new().read(true).custom_flags_nonblocking().open(path);
+    if let Ok(file) = opened
+        && file.metadata().is_ok_and(|meta| meta.is_file())
+    {
         // A read error half way leaves the entries read so far, which is the best that can be done.
         let _ = file.take(MAX_FILE).read_to_end(&mut bytes);
     }

@@ -6,6 +6,7 @@
 
 pub mod accounts;
 pub mod bridge;
+mod cgroup;
 pub mod command;
 pub mod envs;
 pub mod events;
@@ -17,3 +18,4 @@ pub mod metrics;
 pub mod pty;
 pub mod session;
 pub mod settings;
+pub mod telemetry;

@@ -19,8 +19,13 @@ use sandglass_agent::metrics::Meter;
 use sandglass_agent::pty::Terminals;
 use sandglass_agent::session::Sessions;
 use sandglass_agent::settings::{Settings, Start};
+use sandglass_agent::telemetry::{self, Telemetry};
 use serde_json::json;
+use tokio::task::JoinHandle;
 
+/// A box at its limit of processes lets no thread be started. As long as there is one already, file work only waits for it;
+/// with none the runtime would panic, and PID 1 would be gone.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// The entrypoint could not be started: what a shell answers for a missing program.
 const NOT_STARTED: i32 = 127;
 
@@ -43,7 +48,7 @@ fn main() -> ExitCode {
         .enable_all()
         .max_blocking_threads(8)
         .thread_stack_size(512 << 10)
-        .thread_keep_alive(Duration::from_secs(5))
+        .thread_keep_alive(FOREVER)
         .thread_name("execd-files")
         .build();
     let code = match runtime {
@@ -70,6 +75,8 @@ async fn run(mut settings: Settings) -> i32 {
     if settings.init && !is_pid_one() {
         become_subreaper();
     }
+    // Nobody waits for it: this is the first of the threads that are kept.
+    drop(tokio::task::spawn_blocking(|| ()));
     let mut status = Status(settings.status.take());
     let identity = match Accounts::load().resolve(&settings.user) {
         Ok(identity) if settings.booted => identity,
@@ -102,6 +109,8 @@ async fn run(mut settings: Settings) -> i32 {
         Ok(reaper) => reaper,
         Err(error) => return status.failed("agent", &format!("signal handling: {error}"), 1),
     };
+    let meter = Meter::new(settings.limits);
+    let (telemetry, exporter) = start_telemetry(&settings.env, &meter);
     let agent = Arc::new(Agent {
         token: settings.token,
         port,
@@ -112,14 +121,32 @@ async fn run(mut settings: Settings) -> i32 {
         identity,
         reaper,
         commands: Arc::new(Commands::default()),
-        meter: Meter::new(settings.limits),
         sessions: Sessions::default(),
         terminals: Terminals::default(),
+        meter,
+        telemetry,
     });
     let server = tokio::spawn(serve::serve(listener, Arc::clone(&agent)));
     let code = live(&agent, settings.init, &settings.entrypoint, &mut status).await;
     server.abort();
+    if let Some(exporter) = exporter {
+        exporter.abort();
+    }
     code
+}
+
+fn start_telemetry(env: &Env, meter: &Meter) -> (Telemetry, Option<JoinHandle<()>>) {
+    match telemetry::Settings::from_env(env) {
+        Ok(Some(wanted)) => {
+            let (telemetry, exporter) = wanted.start(meter.clone());
+            (telemetry, Some(exporter))
+        }
+        Ok(None) => (Telemetry::default(), None),
+        Err(error) => {
+            complain(&error.to_string());
+            (Telemetry::default(), None)
+        }
+    }
 }
 
 /// From "accepting" to the end of the box.

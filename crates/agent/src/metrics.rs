@@ -3,12 +3,14 @@
 //! Processor use is measured between calls, or over a short window when no recent sample exists.
 
 use std::fs;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::Serialize;
 
+use crate::cgroup::{Cgroup, keyed, text};
 use crate::events::unix_millis;
 use crate::http::body::Body;
 use crate::http::reply::{self, Reply};
@@ -18,14 +20,13 @@ const WINDOW: Duration = Duration::from_millis(60);
 const STALE: Duration = Duration::from_secs(10);
 const WATCH_EVERY: Duration = Duration::from_secs(2);
 const MIB: f64 = 1024.0 * 1024.0;
-/// cgroup v1 spells "no limit" as a huge number.
-const UNLIMITED: u64 = 1 << 60;
 
 #[derive(Clone)]
 pub struct Meter(Arc<Inner>);
 
 struct Inner {
     limits: Limits,
+    cgroup: Cgroup,
     last: Mutex<Option<Sample>>,
 }
 
@@ -34,6 +35,15 @@ struct Inner {
 struct Sample {
     at: Instant,
     micros: u64,
+}
+
+/// Limits and use of processors and memory; the percentage is of the limit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Usage {
+    pub(crate) cpu_count: f64,
+    pub(crate) cpu_used_pct: f64,
+    pub(crate) memory_total: u64,
+    pub(crate) memory_used: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -47,7 +57,7 @@ struct Metrics {
 
 impl Meter {
     pub fn new(limits: Limits) -> Self {
-        Meter(Arc::new(Inner { limits, last: Mutex::new(None) }))
+        Meter(Arc::new(Inner { limits, cgroup: Cgroup::of_agent(), last: Mutex::new(None) }))
     }
 
     pub async fn read(&self) -> Reply {
@@ -78,30 +88,36 @@ impl Meter {
     }
 
     async fn measure(&self) -> Metrics {
-        let limits = self.0.limits;
-        let cpus = cpu_count(limits);
+        let usage = self.usage().await;
+        Metrics {
+            cpu_count: usage.cpu_count,
+            cpu_used_pct: usage.cpu_used_pct,
+            mem_total_mib: usage.memory_total as f64 / MIB,
+            mem_used_mib: usage.memory_used as f64 / MIB,
+            timestamp: unix_millis(),
+        }
+    }
+
+    /// What the box may use and uses now.
+    pub(crate) async fn usage(&self) -> Usage {
+        let Inner { limits, cgroup, .. } = &*self.0;
+        let cpus = cpu_count(*limits, cgroup);
         let recent = self.last().filter(|s| (WINDOW..STALE).contains(&s.at.elapsed()));
         let before = match recent {
             Some(sample) => sample,
             None => {
-                let sample = sample();
+                let sample = sample(cgroup);
                 tokio::time::sleep(WINDOW).await;
                 sample
             }
         };
-        let now = sample();
+        let now = sample(cgroup);
         *self.0.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
         let wall = now.at.duration_since(before.at).as_secs_f64() * 1e6;
         let used = now.micros.saturating_sub(before.micros) as f64;
         let percent = if wall > 0.0 { (used / (wall * cpus) * 100.0).clamp(0.0, 100.0) } else { 0.0 };
-        let (total, used) = memory(limits);
-        Metrics {
-            cpu_count: cpus,
-            cpu_used_pct: percent,
-            mem_total_mib: total as f64 / MIB,
-            mem_used_mib: used as f64 / MIB,
-            timestamp: unix_millis(),
-        }
+        let (memory_total, memory_used) = memory(*limits, cgroup);
+        Usage { cpu_count: cpus, cpu_used_pct: percent, memory_total, memory_used }
     }
 
     fn last(&self) -> Option<Sample> {
@@ -109,43 +125,15 @@ impl Meter {
     }
 }
 
-fn text(path: &str) -> Option<String> {
-    fs::read_to_string(path).ok()
-}
-
-fn number(path: &str) -> Option<u64> {
-    text(path)?.trim().parse().ok()
-}
-
-fn keyed(path: &str, key: &str) -> Option<u64> {
-    let text = text(path)?;
-    let line = text.lines().find(|line| line.split([' ', ':']).next() == Some(key))?;
-    line.split_whitespace().nth(1)?.parse().ok()
-}
-
-fn cpu_count(limits: Limits) -> f64 {
+fn cpu_count(limits: Limits, cgroup: &Cgroup) -> f64 {
     let online = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
-    let quota = limits.cpu_millis.map(|millis| millis as f64 / 1000.0).or_else(cgroup_quota);
+    let quota = limits.cpu_millis.map(|millis| millis as f64 / 1000.0).or_else(|| cgroup.cpu_limit());
     quota.filter(|q| *q > 0.0).map_or(online, |q| q.min(online))
 }
 
-fn cgroup_quota() -> Option<f64> {
-    let (quota, period) = match text("/sys/fs/cgroup/cpu.max") {
-        Some(line) => {
-            let mut parts = line.split_whitespace();
-            (parts.next()?.parse::<f64>().ok()?, parts.next()?.parse::<f64>().ok()?)
-        }
-        None => (
-            text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")?.trim().parse::<f64>().ok()?,
-            number("/sys/fs/cgroup/cpu/cpu.cfs_period_us")? as f64,
-        ),
-    };
-    (quota > 0.0 && period > 0.0).then_some(quota / period)
-}
-
-fn sample() -> Sample {
-    let micros = keyed("/sys/fs/cgroup/cpu.stat", "usage_usec")
-        .or_else(|| number("/sys/fs/cgroup/cpuacct/cpuacct.usage").map(|nanos| nanos / 1000))
+fn sample(cgroup: &Cgroup) -> Sample {
+    let micros = cgroup
+        .cpu_micros()
         .or_else(|| crate::init::is_pid_one().then(box_cpu_micros))
         .or_else(machine_cpu_micros)
         .unwrap_or(0);
@@ -155,7 +143,7 @@ fn sample() -> Sample {
 /// Without a visible cgroup, the processes of the pid namespace are the box; init has inherited the ended ones.
 fn box_cpu_micros() -> u64 {
     processes(|pid| {
-        let stat = text(&format!("/proc/{pid}/stat"))?;
+        let stat = text(format!("/proc/{pid}/stat").as_ref())?;
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let ticks = |at: usize| fields.get(at).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
         // utime and stime, then those of waited-for children.
@@ -173,7 +161,7 @@ fn processes(value: impl Fn(&str) -> Option<u64>) -> u64 {
 }
 
 fn machine_cpu_micros() -> Option<u64> {
-    let stat = text("/proc/stat")?;
+    let stat = text(Path::new("/proc/stat"))?;
     let fields: Vec<u64> =
         stat.lines().next()?.split_whitespace().skip(1).filter_map(|f| f.parse().ok()).collect();
     let idle = fields.get(3)? + fields.get(4).unwrap_or(&0);
@@ -182,24 +170,14 @@ fn machine_cpu_micros() -> Option<u64> {
 }
 
 /// Total and used bytes.
-fn memory(limits: Limits) -> (u64, u64) {
-    let info = |key: &str| keyed("/proc/meminfo", key).unwrap_or(0) * 1024;
+fn memory(limits: Limits, cgroup: &Cgroup) -> (u64, u64) {
+    let info = |key: &str| keyed(Path::new("/proc/meminfo"), key).unwrap_or(0) * 1024;
     let machine = match info("MemTotal") {
         0 => return without_proc(limits),
         total => total,
     };
-    let limit = limits
-        .memory_bytes
-        .or_else(|| number("/sys/fs/cgroup/memory.max"))
-        .or_else(|| number("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-        .filter(|limit| *limit > 0 && *limit < UNLIMITED);
-    let used = number("/sys/fs/cgroup/memory.current")
-        .map(|used| used.saturating_sub(keyed("/sys/fs/cgroup/memory.stat", "inactive_file").unwrap_or(0)))
-        .or_else(|| {
-            let used = number("/sys/fs/cgroup/memory/memory.usage_in_bytes")?;
-            let cache = keyed("/sys/fs/cgroup/memory/memory.stat", "total_inactive_file").unwrap_or(0);
-            Some(used.saturating_sub(cache))
-        });
+    let limit = limits.memory_bytes.filter(|limit| *limit > 0).or_else(|| cgroup.memory_limit());
+    let used = cgroup.memory_used();
     match (limit, used) {
         (Some(limit), Some(used)) => (limit.min(machine.max(1)), used.min(limit)),
         (Some(limit), None) => (limit.min(machine.max(1)), box_memory().min(limit)),
@@ -216,13 +194,13 @@ fn without_proc(limits: Limits) -> (u64, u64) {
     // The kernel's word size and this unit are both small; the product cannot overflow.
     let bytes = |units: u64| units * u64::from(info.mem_unit);
     let total = limits.memory_bytes.unwrap_or(u64::MAX).min(bytes(info.totalram));
-    (total, bytes(info.totalram - info.freeram - info.bufferram).min(total))
+    (total, bytes(info.totalram.saturating_sub(info.freeram + info.bufferram)).min(total))
 }
 
 fn box_memory() -> u64 {
     let page = rustix::param::page_size() as u64;
     processes(|pid| {
-        let statm = text(&format!("/proc/{pid}/statm"))?;
+        let statm = text(format!("/proc/{pid}/statm").as_ref())?;
         Some(statm.split_whitespace().nth(1)?.parse::<u64>().ok()? * page)
     })
 }

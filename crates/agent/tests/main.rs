@@ -6,13 +6,21 @@ mod support;
 
 #[path = "support/commands.rs"]
 mod commands;
+#[path = "support/corpora.rs"]
+mod corpora;
 #[path = "support/edges.rs"]
 mod edges;
 #[path = "support/files.rs"]
 mod files;
+#[path = "support/identity.rs"]
+mod identity;
 #[path = "support/init.rs"]
 mod init;
 #[path = "support/sessions.rs"]
 mod sessions;
 #[path = "support/terminals.rs"]
 mod terminals;
+#[path = "support/robust.rs"]
+mod robust;
+#[path = "support/telemetry.rs"]
+mod telemetry;

@@ -16,6 +16,7 @@ use super::registry::End;
 use crate::events::{self, Stamp};
 use crate::http::body::ChunkSender;
 use crate::lines::LineSplitter;
+use crate::telemetry::{Outcome, Telemetry};
 
 const PING_EVERY: Duration = Duration::from_secs(3);
 /// How long a quiet pipe that a left-behind child holds open is waited for after the process ended.
@@ -33,6 +34,7 @@ pub(super) struct Run {
     pub head: Vec<u8>,
     pub done: oneshot::Receiver<End>,
     pub started: Instant,
+    pub telemetry: Telemetry,
 }
 
 struct Side {
@@ -90,6 +92,8 @@ pub(super) async fn stream(run: Run) {
     let mut client = Client { tx: Some(run.tx) };
     client.send(run.head).await;
     let end = pump(&mut out, &mut err, &mut client, run.done).await;
+    let outcome = if end.code == 0 { Outcome::Success } else { Outcome::Failure };
+    run.telemetry.execution("run_command", outcome, run.started.elapsed());
     drain(&mut out, &mut err, &mut client).await;
     if client.is_there() {
         let mut last = Vec::new();

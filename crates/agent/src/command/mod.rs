@@ -55,7 +55,16 @@ fn foreground(agent: &Arc<Agent>, request: &CommandRequest, prepared: launch::Pr
         Ok((pid, exit)) => {
             command.set_running(pid);
             let done = registry::watch(&command, exit, request.timeout);
-            tokio::spawn(foreground::stream(foreground::Run { out, err, tx, head, done, started }));
+            let telemetry = agent.telemetry.clone();
+            tokio::spawn(foreground::stream(foreground::Run {
+                out,
+                err,
+                tx,
+                head,
+                done,
+                started,
+                telemetry,
+            }));
         }
         Err(error) => {
             let message = error.to_string();

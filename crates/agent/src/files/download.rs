@@ -1,7 +1,7 @@
 //! `GET /files/download`: whole files, byte ranges, conditional requests and line windows, all streamed.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,24 +14,36 @@ use http::header::{
 use http::{Response, StatusCode};
 use jiff::Timestamp;
 
-use super::{Scope, blocking};
+use super::Scope;
+use super::pieces::{self, Piece, Pieces};
+use super::range::{self, Wanted};
 use crate::envs::NonblockingOpen;
-use crate::http::body::{Body, ChunkSender};
+use crate::http::body::Body;
 use crate::http::query::Query;
 use crate::http::reply::{self, Code, Failure, Outcome};
 
 const CHUNK: u64 = 256 << 10;
 const DATE: &str = "%a, %d %b %Y %H:%M:%S GMT";
 const OCTETS: &str = "application/octet-stream";
-/// How much of a file that claims to be empty (as those of /proc do) is read to find out.
-const PROBE: usize = 1 << 20;
+/// A file that says it is no larger is read at once: it takes one trip less, and those of /proc and /sys, which do not
+/// know their size, are told from others.
+const SMALL: u64 = 64 << 10;
+/// Looking for a far line lets others have their turn after so many bytes.
+const SCAN: usize = 4 << 20;
 
 struct Source {
-    file: Arc<File>,
+    file: File,
     size: u64,
     modified: i64,
-    /// The content of a file whose size says nothing.
-    probed: Option<Vec<u8>>,
+    held: Held,
+}
+
+/// How much of a file has been read already.
+enum Held {
+    Nothing,
+    All(Vec<u8>),
+    /// The beginning of one that goes on beyond its size.
+    Beginning(Vec<u8>),
 }
 
 pub(super) async fn download(scope: Scope, query: &Query, headers: &HeaderMap) -> Outcome {
@@ -43,10 +55,19 @@ pub(super) async fn download(scope: Scope, query: &Query, headers: &HeaderMap) -
     }
     let path = scope.path(&raw)?;
     let opened = path.clone();
-    let source = blocking(move || open(&opened)).await?;
+    let source = scope.blocking(move || open(&opened)).await?;
     if let Some((offset, limit)) = lines {
-        return Ok(window(source, offset, limit));
+        let window = Window::new(source, offset, limit)?;
+        return pieces::answer(scope, window, reply::TEXT).await;
     }
+    let source = match source {
+        Source { held: Held::Beginning(bytes), file, .. } => {
+            let mut reply = pieces::answer(scope, Endless { at: 0, file, first: bytes }, OCTETS).await?;
+            set(&mut reply, CONTENT_DISPOSITION, &disposition(&path));
+            return Ok(reply);
+        }
+        source => source,
+    };
     Ok(content(source, &path, range.as_deref(), headers))
 }
 
@@ -76,19 +97,18 @@ fn open(path: &Path) -> Result<Source, Failure> {
         let what = if meta.is_dir() { "is a directory" } else { "not a regular file" };
         return Err(Failure::runtime(format!("open {}: {what}", path.display())));
     }
-    let (mut size, mut probed) = (meta.size(), None);
-    if size == 0 {
-        let bytes = probe(&file).map_err(failed)?;
-        size = bytes.len() as u64;
-        probed = Some(bytes);
+    let (mut size, mut held) = (meta.size(), Held::Nothing);
+    if size <= SMALL {
+        let mut bytes = Vec::new();
+        (&file).take(SMALL + 1).read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 > SMALL {
+            held = Held::Beginning(bytes);
+        } else {
+            size = bytes.len() as u64;
+            held = Held::All(bytes);
+        }
     }
-    Ok(Source { file: Arc::new(file), size, modified: meta.mtime(), probed })
-}
-
-fn probe(file: &File) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    file.take(PROBE as u64).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    Ok(Source { file, size, modified: meta.mtime(), held })
 }
 
 fn content(source: Source, path: &Path, range: Option<&str>, headers: &HeaderMap) -> reply::Reply {
@@ -106,7 +126,7 @@ fn content(source: Source, path: &Path, range: Option<&str>, headers: &HeaderMap
     let fresh = headers.get(IF_RANGE).is_none_or(|v| parse_date(v) == Some(source.modified));
     let wanted = match range.filter(|_| fresh) {
         None => Wanted::All,
-        Some(text) => parse_range(text, source.size),
+        Some(text) => range::parse(text, source.size),
     };
     let size = source.size;
     let (status, from, len) = match wanted {
@@ -170,72 +190,21 @@ fn disposition(path: &Path) -> String {
     format!("attachment; filename=\"{encoded}\"; filename*=UTF-8''{encoded}")
 }
 
-/// What part of a file a Range header asks for.
-#[derive(Debug, PartialEq, Eq)]
-enum Wanted {
-    All,
-    Part { from: u64, len: u64 },
-    Malformed,
-    Beyond,
-}
-
-/// Of several ranges the first that can be served counts.
-fn parse_range(text: &str, size: u64) -> Wanted {
-    let Some(list) = text.trim().strip_prefix("bytes=") else { return Wanted::Malformed };
-    let digits = |text: &str| {
-        let text = text.trim();
-        // `parse` alone would accept a plus sign.
-        text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse::<u64>().ok()).flatten()
-    };
-    let mut first = None;
-    let mut any = false;
-    for part in list.split(',').map(str::trim).filter(|p| !p.is_empty()) {
-        any = true;
-        let Some((start, end)) = part.split_once('-') else { return Wanted::Malformed };
-        let part = match (start.trim(), end.trim()) {
-            ("", suffix) => match digits(suffix) {
-                None => return Wanted::Malformed,
-                Some(count) => {
-                    let len = count.min(size);
-                    (size - len, len)
-                }
-            },
-            (start, end) => {
-                let Some(from) = digits(start) else { return Wanted::Malformed };
-                let last = match end {
-                    "" => u64::MAX,
-                    end => match digits(end) {
-                        Some(last) if last >= from => last,
-                        _ => return Wanted::Malformed,
-                    },
-                };
-                (from, size.saturating_sub(from).min(last.saturating_sub(from).saturating_add(1)))
-            }
-        };
-        if part.1 > 0 && first.is_none() {
-            first = Some(part);
-        }
-    }
-    match first {
-        Some((from, len)) => Wanted::Part { from, len },
-        None if any => Wanted::Beyond,
-        None => Wanted::Malformed,
-    }
-}
-
 fn bytes_body(source: Source, from: u64, len: u64) -> Body {
     if len == 0 {
         return Body::Empty;
     }
-    if let Some(bytes) = source.probed {
+    if let Held::All(bytes) = source.held {
         let (from, len) = (usize::try_from(from).unwrap_or(0), usize::try_from(len).unwrap_or(0));
         return Body::Full(Bytes::from(bytes).slice(from..from + len));
     }
     let (tx, body) = Body::channel(2, Some(len));
+    let file = Arc::new(source.file);
+    // Ends with the file or with its reader. Who may read it was decided when it was opened.
     tokio::spawn(async move {
         let (mut at, end) = (from, from + len);
         while at < end {
-            let file = Arc::clone(&source.file);
+            let file = Arc::clone(&file);
             let want = usize::try_from((end - at).min(CHUNK)).unwrap_or(0);
             let read = tokio::task::spawn_blocking(move || read_piece(&file, at, want)).await;
             let chunk = read.unwrap_or_else(|e| Err(io::Error::other(e)));
@@ -260,100 +229,126 @@ fn read_piece(file: &File, at: u64, want: usize) -> io::Result<Bytes> {
     }
 }
 
-/// Lines `offset..offset+limit`, joined by newlines, without a last one.
-fn window(source: Source, offset: u64, limit: u64) -> reply::Reply {
-    if let Some(bytes) = source.probed {
-        let mut out = Vec::new();
-        // Reading from memory into memory cannot fail.
-        let _ = copy_lines(&bytes[..], offset, limit, |piece| {
-            out.extend_from_slice(piece);
-            true
-        });
-        return reply::with_type(
-            StatusCode::OK,
-            reply::TEXT,
-            if out.is_empty() { Body::Empty } else { Body::Full(out.into()) },
-        );
+/// A file that goes on for as long as it does.
+struct Endless {
+    file: File,
+    at: u64,
+    first: Vec<u8>,
+}
+
+impl Pieces for Endless {
+    fn step(&mut self) -> Result<Piece, Failure> {
+        let mut bytes = std::mem::take(&mut self.first);
+        if bytes.is_empty() {
+            bytes.resize(CHUNK as usize, 0);
+            let count = self.file.read_at(&mut bytes, self.at).map_err(unreadable)?;
+            bytes.truncate(count);
+        }
+        self.at += bytes.len() as u64;
+        Ok(if bytes.is_empty() { Piece::Last(bytes) } else { Piece::More(bytes) })
     }
-    let (tx, body) = Body::channel(2, None);
-    tokio::task::spawn_blocking(move || {
-        let reader = BufReader::with_capacity(64 << 10, WhileWanted { file: &source.file, tx: &tx });
-        let mut out = Vec::new();
-        let copied = copy_lines(reader, offset, limit, |piece| {
-            out.extend_from_slice(piece);
-            out.len() < CHUNK as usize || flush(&tx, &mut out)
-        });
-        let _ = match copied {
-            Ok(()) => flush(&tx, &mut out),
-            Err(error) => tx.blocking_send(Err(error)).is_ok(),
+}
+
+fn unreadable(error: io::Error) -> Failure {
+    Failure::runtime(format!("read: {}", reply::plain(&error)))
+}
+
+/// Lines `offset..offset+limit` of a file, joined by newlines, without a last one.
+struct Window {
+    reader: Reader,
+    lines: Lines,
+}
+
+/// A file, or what has been read of it.
+enum Reader {
+    File(BufReader<File>),
+    Memory(io::Cursor<Vec<u8>>),
+}
+
+impl Window {
+    fn new(mut source: Source, offset: u64, limit: u64) -> Result<Self, Failure> {
+        let reader = match source.held {
+            Held::All(bytes) => Reader::Memory(io::Cursor::new(bytes)),
+            Held::Beginning(_) | Held::Nothing => {
+                source.file.rewind().map_err(unreadable)?;
+                Reader::File(BufReader::with_capacity(64 << 10, source.file))
+            }
         };
-    });
-    reply::with_type(StatusCode::OK, reply::TEXT, body)
-}
-
-/// A file that cannot be read on once the client has left: finding a far line may take long and send nothing.
-struct WhileWanted<'a> {
-    file: &'a File,
-    tx: &'a ChunkSender,
-}
-
-impl Read for WhileWanted<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.tx.is_closed() {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        self.file.read(buffer)
+        Ok(Window { reader, lines: Lines::new(offset, limit) })
     }
 }
 
-fn flush(tx: &ChunkSender, out: &mut Vec<u8>) -> bool {
-    out.is_empty() || tx.blocking_send(Ok(std::mem::take(out).into())).is_ok()
+impl Pieces for Window {
+    fn step(&mut self) -> Result<Piece, Failure> {
+        let mut out = Vec::new();
+        let more = match &mut self.reader {
+            Reader::File(reader) => self.lines.copy(reader, &mut out),
+            Reader::Memory(reader) => self.lines.copy(reader, &mut out),
+        };
+        Ok(if more.map_err(unreadable)? { Piece::More(out) } else { Piece::Last(out) })
+    }
 }
 
-/// Hands the window to `sink` in pieces until it returns false. Memory does not grow with the lines.
-fn copy_lines(
-    mut reader: impl BufRead,
+/// Which lines are wanted, and where in them a reader is. Memory does not grow with the lines.
+struct Lines {
+    line: u64,
     offset: u64,
-    limit: u64,
-    mut sink: impl FnMut(&[u8]) -> bool,
-) -> io::Result<()> {
-    let (mut line, mut started) = (1_u64, false);
-    let last = offset.saturating_add(limit - 1);
-    // Carriage returns are held back: at the end of a line they are dropped, elsewhere they are text.
-    let mut returns = 0_usize;
-    loop {
-        let buffer = reader.fill_buf()?;
-        if buffer.is_empty() {
-            return Ok(());
-        }
-        let newline = memchr::memchr(b'\n', buffer);
-        let piece = &buffer[..newline.unwrap_or(buffer.len())];
-        if line >= offset {
-            if !started && line > offset && !sink(b"\n") {
-                return Ok(());
+    last: u64,
+    started: bool,
+    /// Carriage returns are held back: at the end of a line they are dropped, elsewhere they are text.
+    returns: usize,
+}
+
+impl Lines {
+    fn new(offset: u64, limit: u64) -> Self {
+        let last = offset.saturating_add(limit - 1);
+        Lines { line: 1, offset, last, started: false, returns: 0 }
+    }
+
+    /// Copies until about a chunk is in `out` or a good deal has been read; false at the end of the window.
+    fn copy(&mut self, reader: &mut impl BufRead, out: &mut Vec<u8>) -> io::Result<bool> {
+        let mut scanned = 0;
+        while out.len() < CHUNK as usize && scanned < SCAN {
+            let buffer = reader.fill_buf()?;
+            if buffer.is_empty() {
+                return Ok(false);
             }
-            started = true;
-            let text = piece.iter().rposition(|b| *b != b'\r').map_or(0, |at| at + 1);
-            if text > 0 {
-                for _ in 0..std::mem::take(&mut returns) {
-                    if !sink(b"\r") {
-                        return Ok(());
-                    }
+            let newline = memchr::memchr(b'\n', buffer);
+            let piece = &buffer[..newline.unwrap_or(buffer.len())];
+            if self.line >= self.offset && !self.take(piece, out) {
+                return Ok(true);
+            }
+            let used = piece.len() + usize::from(newline.is_some());
+            reader.consume(used);
+            scanned += used;
+            if newline.is_some() {
+                self.line += 1;
+                (self.started, self.returns) = (false, 0);
+                if self.line > self.last {
+                    return Ok(false);
                 }
-                if !sink(&piece[..text]) {
-                    return Ok(());
-                }
-            }
-            returns += piece.len() - text;
-        }
-        let used = piece.len() + usize::from(newline.is_some());
-        reader.consume(used);
-        if newline.is_some() {
-            (line, started, returns) = (line + 1, false, 0);
-            if line > last {
-                return Ok(());
             }
         }
+        Ok(true)
+    }
+
+    /// False when there is more to be written before the piece than fits; it is to be taken again then.
+    fn take(&mut self, piece: &[u8], out: &mut Vec<u8>) -> bool {
+        if !std::mem::replace(&mut self.started, true) && self.line > self.offset {
+            out.push(b'\n');
+        }
+        let text = piece.iter().rposition(|b| *b != b'\r').map_or(0, |at| at + 1);
+        if text > 0 {
+            let now = self.returns.min(CHUNK as usize);
+            out.resize(out.len() + now, b'\r');
+            self.returns -= now;
+            if self.returns > 0 {
+                return false;
+            }
+            out.extend_from_slice(&piece[..text]);
+        }
+        self.returns += piece.len() - text;
+        true
     }
 }
 
@@ -362,33 +357,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges() {
-        let part = |from, len| Wanted::Part { from, len };
-        assert_eq!(parse_range("bytes=0-4", 10), part(0, 5));
-        assert_eq!(parse_range("bytes=5-", 10), part(5, 5));
-        assert_eq!(parse_range("bytes=-3", 10), part(7, 3));
-        assert_eq!(parse_range("bytes=-30", 10), part(0, 10));
-        assert_eq!(parse_range("bytes=8-99", 10), part(8, 2));
-        assert_eq!(parse_range("bytes=20-30, 1-2", 10), part(1, 2));
-        assert_eq!(parse_range("bytes=10-", 10), Wanted::Beyond);
-        assert_eq!(parse_range("bytes=0-18446744073709551615", 10), part(0, 10));
-        for bad in
-            ["bytes=", "bytes=a-b", "lines=1-2", "bytes=5-4", "bytes=1", "bytes=-", "bytes=+1-2", "bytes=--1"]
-        {
-            assert_eq!(parse_range(bad, 10), Wanted::Malformed, "{bad}");
-        }
-    }
-
-    #[test]
     fn line_windows() {
         let cut = |text: &str, offset, limit, capacity| {
             let mut out = Vec::new();
-            let reader = BufReader::with_capacity(capacity, text.as_bytes());
-            copy_lines(reader, offset, limit, |piece| {
-                out.extend_from_slice(piece);
-                true
-            })
-            .unwrap();
+            let mut reader = BufReader::with_capacity(capacity, text.as_bytes());
+            let mut lines = Lines::new(offset, limit);
+            while lines.copy(&mut reader, &mut out).unwrap() {}
             String::from_utf8(out).unwrap()
         };
         for capacity in [1, 2, 3, 100] {

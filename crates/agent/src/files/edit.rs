@@ -1,14 +1,14 @@
 //! Changing the tree: delete, rename, permissions, directories.
 
-use std::fs;
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown, lchown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown, fchown, lchown};
 use std::path::Path;
 
 use serde_json::Value;
 
+use super::Scope;
 use super::info::{missing_or, mode_from_decimal};
-use super::{Scope, blocking_empty};
 use crate::accounts::Accounts;
 use crate::http::query::Object;
 use crate::http::reply::{Failure, Outcome};
@@ -57,19 +57,37 @@ impl Permission {
     pub(super) fn apply(&self, path: &Path) -> Result<(), Failure> {
         // Owner first: changing it clears the set-id bits of the mode.
         if self.owner.is_some() || self.group.is_some() {
-            chown(path, self.owner, self.group)
-                .map_err(|e| Failure::io("change owner of", path, &e).as_runtime())?;
+            chown(path, self.owner, self.group).map_err(|e| no_owner(path, &e))?;
         }
         if let Some(mode) = self.mode {
-            fs::set_permissions(path, fs::Permissions::from_mode(mode))
-                .map_err(|e| Failure::io("change mode of", path, &e).as_runtime())?;
+            fs::set_permissions(path, Permissions::from_mode(mode)).map_err(|e| no_mode(path, &e))?;
+        }
+        Ok(())
+    }
+
+    /// The same for an open file, whose path may lead elsewhere by now.
+    pub(super) fn apply_to(&self, file: &File, path: &Path) -> Result<(), Failure> {
+        if self.owner.is_some() || self.group.is_some() {
+            fchown(file, self.owner, self.group).map_err(|e| no_owner(path, &e))?;
+        }
+        if let Some(mode) = self.mode {
+            file.set_permissions(Permissions::from_mode(mode)).map_err(|e| no_mode(path, &e))?;
         }
         Ok(())
     }
 }
 
+fn no_owner(path: &Path, error: &io::Error) -> Failure {
+    Failure::io("change owner of", path, error).as_runtime()
+}
+
+fn no_mode(path: &Path, error: &io::Error) -> Failure {
+    Failure::io("change mode of", path, error).as_runtime()
+}
+
 pub(super) async fn remove_files(scope: Scope, paths: Vec<String>) -> Outcome {
-    blocking_empty(move || {
+    let work = scope.clone();
+    work.blocking_empty(move || {
         for raw in paths {
             let path = scope.path(&raw)?;
             match path.metadata() {
@@ -86,7 +104,8 @@ pub(super) async fn remove_files(scope: Scope, paths: Vec<String>) -> Outcome {
 }
 
 pub(super) async fn remove_directories(scope: Scope, paths: Vec<String>) -> Outcome {
-    blocking_empty(move || {
+    let work = scope.clone();
+    work.blocking_empty(move || {
         for raw in paths {
             let path = scope.path(&raw)?;
             if path == Path::new("/") {
@@ -117,7 +136,8 @@ pub(super) async fn rename(scope: Scope, body: Value) -> Outcome {
     let Value::Array(items) = body else {
         return Err(Failure::invalid("error parsing request, MAYBE invalid body format. expected an array"));
     };
-    blocking_empty(move || {
+    let work = scope.clone();
+    work.blocking_empty(move || {
         for item in items {
             let item = Object::new(item)?;
             let field = |name: &str| {
@@ -164,7 +184,8 @@ pub(super) fn entries(body: Value) -> Result<Vec<(String, Object)>, Failure> {
 
 pub(super) async fn permissions(scope: Scope, body: Value) -> Outcome {
     let entries = entries(body)?;
-    blocking_empty(move || {
+    let work = scope.clone();
+    work.blocking_empty(move || {
         let accounts = Accounts::load();
         for (raw, wanted) in entries {
             let path = scope.path(&raw)?;
@@ -179,7 +200,8 @@ pub(super) async fn permissions(scope: Scope, body: Value) -> Outcome {
 
 pub(super) async fn make_directories(scope: Scope, body: Value) -> Outcome {
     let entries = entries(body)?;
-    blocking_empty(move || {
+    let work = scope.clone();
+    work.blocking_empty(move || {
         let accounts = Accounts::load();
         for (raw, wanted) in entries {
             let path = scope.path(&raw)?;

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{Scope, blocking};
+use super::Scope;
 use crate::accounts::Accounts;
 use crate::http::reply::{self, Failure, Outcome};
 
@@ -72,7 +72,8 @@ pub(super) fn mode_from_decimal(mode: i64) -> Option<u32> {
 
 /// `GET /files/info`: every path asked for, keyed as asked; the first missing one fails the request.
 pub(super) async fn info(scope: Scope, paths: Vec<String>) -> Outcome {
-    let map = blocking(move || {
+    let view = scope.clone();
+    let work = move || {
         let accounts = Accounts::load();
         let mut map = Map::new();
         for raw in paths {
@@ -82,9 +83,8 @@ pub(super) async fn info(scope: Scope, paths: Vec<String>) -> Outcome {
             map.insert(raw, serde_json::to_value(info).unwrap_or(Value::Null));
         }
         Ok(map)
-    })
-    .await?;
-    Ok(reply::json(&map))
+    };
+    Ok(reply::json(&view.blocking(work).await?))
 }
 
 /// A path below a plain file is missing too, as far as a client is concerned.

@@ -10,33 +10,30 @@ use std::path::Path;
 use memchr::memmem::Finder;
 use serde_json::{Map, Value, json};
 
-use super::edit::entries;
+use super::Scope;
+use super::edit::{Permission, entries};
 use super::stage::Stage;
-use super::{Scope, blocking};
 use crate::envs::NonblockingOpen;
 use crate::http::reply::{self, Failure, Outcome};
 
 /// A larger file is not one that anybody edits this way, and nothing that is left behind may be larger either:
 /// a short request could otherwise fill the disk.
-const MAX_FILE: u64 = 256 << 20;
+const MAX_FILE: u64 = 1 << 30;
 const CHUNK: usize = 256 << 10;
 
 pub(super) async fn replace(scope: Scope, body: Value, verbose: bool) -> Outcome {
-    let entries = entries(body)?;
-    let counts = blocking(move || {
-        let mut counts = Map::new();
-        for (raw, change) in entries {
-            let old = change.string("old")?.unwrap_or_default();
-            let new = change.string("new")?.unwrap_or_default();
-            if old.is_empty() {
-                return Err(Failure::invalid(format!("{raw}: old must not be empty")));
-            }
-            let count = replace_in(&scope, &scope.path(&raw)?, old.as_bytes(), new.as_bytes())?;
-            counts.insert(raw, json!({ "replacedCount": count }));
+    let mut counts = Map::new();
+    for (raw, change) in entries(body)? {
+        let old = change.string("old")?.unwrap_or_default();
+        let new = change.string("new")?.unwrap_or_default();
+        if old.is_empty() {
+            return Err(Failure::invalid(format!("{raw}: old must not be empty")));
         }
-        Ok(counts)
-    })
-    .await?;
+        let (view, path) = (scope.clone(), scope.path(&raw)?);
+        let work = move || replace_in(&view, &path, old.as_bytes(), new.as_bytes());
+        let count = scope.blocking(work).await?;
+        counts.insert(raw, json!({ "replacedCount": count }));
+    }
     Ok(if verbose { reply::json(&counts) } else { reply::empty() })
 }
 
@@ -52,7 +49,7 @@ fn replace_in(scope: &Scope, path: &Path, old: &[u8], new: &[u8]) -> Result<u64,
     file.rewind().map_err(|e| Failure::io("read", path, &e).as_runtime())?;
     let mut stage = Stage::create(scope, path)?;
     let count = write_result(&mut file, path, old, new, |bytes| stage.write(bytes))?;
-    stage.commit()?;
+    stage.commit(&Permission::default())?;
     Ok(count)
 }
 

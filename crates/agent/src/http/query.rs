@@ -1,14 +1,19 @@
 //! Query strings, percent decoding, and JSON bodies read the forgiving way clients rely on.
 
+use std::cell::Cell;
+
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
+use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::reply::Failure;
 
 /// Larger than any sensible command or replacement, small enough not to exhaust the box.
 const MAX_JSON: usize = 32 << 20;
+/// Values in one body: more than any list of files, and some 50 MB in memory at worst.
+const MAX_VALUES: usize = 500_000;
 
 pub struct Query(Vec<(String, String)>);
 
@@ -78,10 +83,83 @@ pub fn first_json(bytes: &[u8]) -> Result<Value, Failure> {
     let parse = |reason: String| {
         Failure::invalid(format!("error parsing request, MAYBE invalid body format. {reason}"))
     };
-    match serde_json::Deserializer::from_slice(bytes).into_iter::<Value>().next() {
-        Some(Ok(value)) => Ok(value),
-        Some(Err(error)) => Err(parse(error.to_string())),
-        None => Err(parse("EOF".to_owned())),
+    let left = Cell::new(MAX_VALUES);
+    let value = Budget(&left).deserialize(&mut serde_json::Deserializer::from_slice(bytes));
+    value.map_err(|error| {
+        parse(if error.is_eof() && bytes.trim_ascii().is_empty() { "EOF".into() } else { error.to_string() })
+    })
+}
+
+/// Reads a value as long as there are not too many in it: a number takes one byte in a body and thirty in memory.
+#[derive(Clone, Copy)]
+struct Budget<'a>(&'a Cell<usize>);
+
+impl<'de> DeserializeSeed<'de> for Budget<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl Budget<'_> {
+    fn take<E: de::Error>(self) -> Result<(), E> {
+        self.0.set(self.0.get().checked_sub(1).ok_or_else(|| E::custom("too many values"))?);
+        Ok(())
+    }
+}
+
+impl<'de> Visitor<'de> for Budget<'_> {
+    type Value = Value;
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("any JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(value) = values.next_element_seed(self)? {
+            self.take()?;
+            all.push(value);
+        }
+        Ok(all.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut all = Map::new();
+        while let Some(key) = entries.next_key()? {
+            self.take()?;
+            all.insert(key, entries.next_value_seed(self)?);
+        }
+        Ok(all.into())
     }
 }
 
@@ -159,5 +237,16 @@ mod tests {
         assert_eq!(object.integer("n").unwrap(), None);
         assert!(first_json(b"").is_err());
         assert!(object.flag("command").is_err());
+    }
+
+    #[test]
+    fn json_is_read_as_it_is_up_to_a_number_of_values() {
+        let text = r#"{"a":[1,-2,2.5,null,true,"x\u00e9",{"b":[]}],"a2":18446744073709551615,"a":"last"}"#;
+        let expected: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(first_json(text.as_bytes()).unwrap(), expected);
+        assert_eq!(first_json(b" 7 8").unwrap(), 7);
+        let many = |count: usize| format!("[{}0]", "0,".repeat(count - 1)).into_bytes();
+        assert!(first_json(&many(MAX_VALUES)).is_ok());
+        assert!(first_json(&many(MAX_VALUES + 1)).unwrap_err().message.contains("too many values"));
     }
 }

@@ -27,6 +27,7 @@ pub enum Code {
     AlreadyConnected,
     ViewerNotRunning,
     ServiceUnavailable,
+    FilesystemIdentityUnavailable,
     NotSupported,
     NotFound,
     Unknown,
@@ -46,6 +47,7 @@ impl Code {
             Code::AlreadyConnected => "ALREADY_CONNECTED",
             Code::ViewerNotRunning => "VIEWER_NOT_RUNNING",
             Code::ServiceUnavailable => "SERVICE_UNAVAILABLE",
+            Code::FilesystemIdentityUnavailable => "FILESYSTEM_IDENTITY_UNAVAILABLE",
             Code::NotSupported => "NOT_SUPPORTED",
             Code::NotFound => "NOT_FOUND",
             Code::Unknown => "UNKNOWN",
@@ -54,7 +56,7 @@ impl Code {
 }
 
 /// A refused or failed request.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Failure {
     pub status: StatusCode,
     pub code: Code,
@@ -106,6 +108,12 @@ impl Failure {
             std::io::ErrorKind::NotFound => Self::not_found(format!("{doing} {path}: file not found")),
             std::io::ErrorKind::StorageFull => {
                 Self::runtime(format!("{doing} {path}: no space left on device"))
+            }
+            std::io::ErrorKind::PermissionDenied => {
+                // The other error of the two says it in words that nobody searches for.
+                let reason =
+                    plain(error).replace("operation not permitted", "no permission for this operation");
+                Self::runtime(format!("{doing} {path}: {reason}"))
             }
             _ => Self::runtime(format!("{doing} {path}: {}", plain(error))),
         }

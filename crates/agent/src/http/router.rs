@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt as _;
@@ -21,6 +21,7 @@ use crate::init::reap::Reaper;
 use crate::metrics::Meter;
 use crate::pty::{self, Terminals};
 use crate::session::{self, Sessions};
+use crate::telemetry::{self, Telemetry};
 
 pub const TOKEN_HEADER: &str = "x-execd-access-token";
 
@@ -39,10 +40,25 @@ pub struct Agent {
     pub meter: Meter,
     pub sessions: Sessions,
     pub terminals: Terminals,
+    pub telemetry: Telemetry,
 }
 
 /// Answers one request. Never fails: what goes wrong is an answer too.
-pub async fn route(agent: &Arc<Agent>, mut request: Request<Incoming>, peer: SocketAddr) -> Reply {
+pub async fn route(agent: &Arc<Agent>, request: Request<Incoming>, peer: SocketAddr) -> Reply {
+    if !agent.telemetry.is_on() {
+        return answer(agent, request, peer).await;
+    }
+    let mut uri = request.uri().clone();
+    while let Some(inner) = bridge::own_port_target(&uri, agent.port) {
+        uri = inner;
+    }
+    let (method, begun) = (request.method().clone(), Instant::now());
+    let reply = answer(agent, request, peer).await;
+    agent.telemetry.request(&method, telemetry::route_of(uri.path()), reply.status(), begun.elapsed());
+    reply
+}
+
+async fn answer(agent: &Arc<Agent>, mut request: Request<Incoming>, peer: SocketAddr) -> Reply {
     let open = request.uri().path().trim_end_matches('/') == "/ping";
     if !open && !authorised(agent, &request) {
         drain(request.into_body()).await;
@@ -78,6 +94,7 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
         (_, ["session", ..]) => session::dispatch(agent, &method, &segments, request.into_body()).await,
         (_, ["pty", ..]) => pty::dispatch(agent, &segments, &query, request).await,
         (_, ["files" | "directories", ..]) => files::dispatch(agent, &segments, &query, request).await,
+        (_, ["v1", "filesystem", rest @ ..]) => files::dispatch_as(agent, rest, &query, request).await,
         _ => {
             drain(request.into_body()).await;
             Err(later(&segments).unwrap_or_else(|| {
@@ -107,7 +124,6 @@ fn later(segments: &[&str]) -> Option<Failure> {
     let what = match segments {
         ["code", ..] => "code execution is",
         ["v1", "isolated", ..] => "isolated execution is",
-        ["v1", "filesystem", ..] => "identity-scoped file access is",
         ["ready"] | ["internal", "init"] => "runtime initialisation is",
         _ => return None,
     };

@@ -20,7 +20,6 @@ fn ping_routes_and_errors() {
         ("POST", "/code"),
         ("GET", "/code/contexts"),
         ("GET", "/v1/isolated/capabilities"),
-        ("GET", "/v1/filesystem/1/1/files/info"),
         ("GET", "/ready"),
         ("POST", "/internal/init"),
     ] {
