@@ -11,11 +11,27 @@ pub type Env = BTreeMap<String, String>;
 
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const SECRETS: [&str; 1] = ["EXECD_ACCESS_TOKEN"];
+const SETTINGS: [&str; 8] = [
+    "JUPYTER_HOST",
+    "JUPYTER_TOKEN",
+    "EXECD_ISOLATION_CONFIG",
+    "EXECD_ENVS",
+    "OPENSANDBOX_LIFECYCLE",
+    "OPEN_SANDBOX_LIFECYCLE",
+    "EXECD_LIFECYCLE_CONFIG",
+    "EXECD_RUNTIME_INIT",
+];
 /// A box may write anything into its env file; reading stops here.
 const MAX_FILE: u64 = 4 << 20;
 
 pub fn strip_secrets(env: &mut Env) {
     env.retain(|name, _| !SECRETS.iter().any(|secret| name.eq_ignore_ascii_case(secret)));
+}
+
+/// Drops what only the agent needs to know; for processes that do not have to read the env file themselves.
+pub fn strip_settings(env: &mut Env) {
+    strip_secrets(env);
+    env.retain(|name, _| !SETTINGS.iter().any(|setting| name.eq_ignore_ascii_case(setting)));
 }
 
 pub fn search_path(env: &Env) -> &str {

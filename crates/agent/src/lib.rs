@@ -6,6 +6,7 @@
 
 pub mod accounts;
 pub mod bridge;
+pub mod code;
 pub mod command;
 pub mod envs;
 pub mod events;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandglass_agent::accounts::{Accounts, Identity};
+use sandglass_agent::code::{Contexts, readiness};
 use sandglass_agent::command::Commands;
 use sandglass_agent::envs::Env;
 use sandglass_agent::http::{router::Agent, serve};
@@ -110,11 +111,14 @@ async fn run(mut settings: Settings) -> i32 {
         identity,
         reaper,
         commands: Arc::new(Commands::default()),
+        contexts: Contexts::default(),
         meter: Meter::new(settings.limits),
     });
     let server = tokio::spawn(serve::serve(listener, Arc::clone(&agent)));
+    let ready = tokio::spawn(readiness::answer(readiness::port(&agent.env)));
     let code = live(&agent, settings.init, &settings.entrypoint, &mut status).await;
     server.abort();
+    ready.abort();
     code
 }
 

@@ -17,7 +17,7 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ]);
 }
 
-pub(super) fn pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
+pub(crate) fn pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
     // Refused beyond the user's pipe budget; the default size works too.
     let _ = rustix::pipe::fcntl_setpipe_size(&write, PIPE);
@@ -25,7 +25,7 @@ pub(super) fn pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
 }
 
 /// A standard input at its end: `/dev/null`, or a pipe nobody writes to where the image has no `/dev`.
-pub fn empty_input() -> io::Result<OwnedFd> {
+pub(crate) fn empty_input() -> io::Result<OwnedFd> {
     match std::fs::File::open("/dev/null") {
         Ok(file) => Ok(file.into()),
         Err(_) => Ok(pipe_with(PipeFlags::CLOEXEC)?.0),
@@ -33,14 +33,14 @@ pub fn empty_input() -> io::Result<OwnedFd> {
 }
 
 /// What one attempt to read found.
-pub(super) enum Read {
+pub(crate) enum Read {
     Some(usize),
     Nothing,
     End,
 }
 
 /// Reads once if bytes are there, and hands them to `sink`.
-pub(super) fn try_read(pipe: &pipe::Receiver, sink: impl FnOnce(&[u8])) -> Read {
+pub(crate) fn try_read(pipe: &pipe::Receiver, sink: impl FnOnce(&[u8])) -> Read {
     BUFFER.with_borrow_mut(|buffer| match pipe.try_read(buffer) {
         Ok(0) => Read::End,
         Ok(count) => {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use super::spawn::{Launch, LaunchError};
+use super::spawn::{Launch, LaunchError, Orphan};
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,20 @@ impl Reaper {
 
     /// Starts a process; the receiver gets its exit.
     pub fn spawn(&self, launch: Launch<'_>) -> Result<(i32, oneshot::Receiver<Exit>), LaunchError> {
-        let pid = launch.start()?;
+        self.spawn_as(launch, Orphan::LivesOn)
+    }
+
+    /// Starts a process that is of no use without the agent, and dies with it.
+    pub fn spawn_dependent(&self, launch: Launch<'_>) -> Result<(i32, oneshot::Receiver<Exit>), LaunchError> {
+        self.spawn_as(launch, Orphan::Dies)
+    }
+
+    fn spawn_as(
+        &self,
+        launch: Launch<'_>,
+        orphan: Orphan,
+    ) -> Result<(i32, oneshot::Receiver<Exit>), LaunchError> {
+        let pid = launch.start_as(orphan)?;
         let (tx, rx) = oneshot::channel();
         self.lock().insert(pid, tx);
         Ok((pid, rx))

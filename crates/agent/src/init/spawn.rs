@@ -50,9 +50,20 @@ pub enum LaunchError {
     Other { program: String, source: io::Error },
 }
 
+/// What becomes of a process whose agent is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Orphan {
+    LivesOn,
+    Dies,
+}
+
 impl Launch<'_> {
     /// Starts the process as leader of its own group and returns its pid.
     pub fn start(self) -> Result<i32, LaunchError> {
+        self.start_as(Orphan::LivesOn)
+    }
+
+    pub(super) fn start_as(self, orphan: Orphan) -> Result<i32, LaunchError> {
         let name = self.argv.first().filter(|n| !n.is_empty()).ok_or(LaunchError::Empty)?;
         let program = find_program(name, envs::search_path(self.env), self.cwd)?;
         let mut command = Command::new(&program);
@@ -65,6 +76,10 @@ impl Launch<'_> {
         let switching = self.identity.filter(|id| !is_own(id));
         if let Some(identity) = switching {
             switch_identity(&mut command, identity);
+        }
+        if orphan == Orphan::Dies {
+            // After the switch, which would undo it.
+            die_with_parent(&mut command);
         }
         // The handle is dropped without a wait: the reaper collects the child.
         match command.spawn() {
@@ -99,6 +114,16 @@ fn switch_identity(command: &mut Command, identity: &Identity) {
     };
     // SAFETY: the closure only makes system calls on memory prepared before the fork; it does not allocate.
     unsafe { command.pre_exec(switch) };
+}
+
+fn die_with_parent(command: &mut Command) {
+    let tie = || {
+        // SAFETY: prctl with these arguments only sets a number of the calling process.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        Ok(())
+    };
+    // SAFETY: the closure makes one system call and does not allocate.
+    unsafe { command.pre_exec(tie) };
 }
 
 /// The shell for `/command`: bash when the image has it, else sh.
