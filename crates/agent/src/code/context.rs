@@ -248,6 +248,7 @@ impl Keeper {
         events::init(&mut client.pending, &self.id, &stamp);
         events::ping(&mut client.pending, &stamp);
         let mut flow = Flow::Continue(());
+        self.let_it_leave().await;
         if self.kernel.is_none() {
             flow = self.restart(&agent, &mut client).await;
         }
@@ -300,6 +301,16 @@ impl Keeper {
             }
         }
         Flow::Continue(())
+    }
+
+    /// Code that is handed to a kernel on its way out would be lost.
+    async fn let_it_leave(&mut self) {
+        while let Some(kernel) = self.kernel.as_mut().filter(|kernel| kernel.is_leaving()) {
+            if let News::Ended(why) = kernel.next().await {
+                self.kernel = None;
+                self.ended = Some(why);
+            }
+        }
     }
 
     async fn restart(&mut self, agent: &Arc<Agent>, client: &mut Client) -> Flow {

@@ -31,6 +31,8 @@ const START: Duration = Duration::from_secs(60);
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// What a kernel that is asked to end gets for its last words.
 const GOODBYE: Duration = Duration::from_secs(1);
+/// And one that closes its sockets by itself.
+const LEAVING: Duration = Duration::from_secs(5);
 /// For what is still in the socket of a kernel that has ended.
 const DRAIN: Duration = Duration::from_millis(100);
 /// The end of what a kernel wrote to its real standard output and error, for when it does not start.
@@ -212,7 +214,7 @@ impl Direct {
                     }
                 }
                 // It is about to end; only its end is worth telling.
-                Err(_) => self.closing = Some(Instant::now() + GOODBYE),
+                Err(_) => self.closing = Some(Instant::now() + LEAVING),
             }
         }
     }
@@ -228,7 +230,13 @@ impl Direct {
                 return News::Message(message);
             }
         }
-        News::Ended(why(self.process.ended.unwrap_or(Exit::Code(255))))
+        let exit = self.process.ended.unwrap_or(Exit::Code(255));
+        News::Ended(if self.is_leaving() { "it closed its connections".to_owned() } else { why(exit) })
+    }
+
+    /// It takes no more code, but has not ended yet.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.closing.is_some()
     }
 
     pub(super) fn interrupt(&mut self) {

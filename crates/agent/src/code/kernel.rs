@@ -86,6 +86,13 @@ impl Kernel {
         }
     }
 
+    /// It takes no more code; its end is to be waited for.
+    pub(super) fn is_leaving(&self) -> bool {
+        match self {
+            Kernel::Direct(kernel) => kernel.is_leaving(),
+        }
+    }
+
     pub(super) fn interrupt(&mut self) {
         match self {
             Kernel::Direct(kernel) => kernel.interrupt(),
