@@ -1,9 +1,11 @@
 """Running code through the published code interpreter: state, results, plots, isolation, interrupts, dead kernels."""
 
 import asyncio
+import json
 import threading
 from datetime import timedelta
 
+import httpx
 import pytest
 from code_interpreter import CodeInterpreter, CodeInterpreterSync
 from opensandbox import Sandbox, SandboxSync
@@ -68,12 +70,17 @@ def test_a_language_alone_keeps_its_state(codes):
     assert [context.id for context in codes.list_contexts("python")] == [first.id]
 
 
-def test_a_plot_is_a_result(codes):
+def test_a_plot_is_a_result(codes, sandbox):
     context = codes.create_context("python")
     code = "import matplotlib.pyplot as plot\nplot.plot([1, 3, 2])\nplot.show()"
-    done = check(codes.run(code, context=context))
-    pictures = [result for result in done.result if "image/png" in {**(result.model_extra or {}), **(result.extra_properties or {})}]
-    assert len(pictures) == 1, done
+    # The package keeps the text of a result and drops its picture, which is on the wire all the same.
+    assert values(check(codes.run(code, context=context))) == ["<Figure size 640x480 with 1 Axes>"]
+    endpoint = sandbox.get_endpoint(44772)
+    body = {"code": code, "context": {"id": context.id, "language": "python"}}
+    answer = httpx.post(f"http://{endpoint.endpoint}/code", json=body, headers=endpoint.headers, timeout=60)
+    events = [json.loads(frame) for frame in answer.text.split("\n\n") if frame]
+    results = [event["results"] for event in events if event["type"] == "result"]
+    assert [result["image/png"][:11] for result in results] == ["iVBORw0KGgo"], answer.text[:500]
 
 
 def test_an_error_is_told_with_its_name_and_place(codes):

@@ -11,13 +11,14 @@ pub type Env = BTreeMap<String, String>;
 
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const SECRETS: [&str; 1] = ["EXECD_ACCESS_TOKEN"];
-const SETTINGS: [&str; 8] = [
+/// What configures the agent and is nobody else's business; `/command` alone must see the path of the env file.
+const PRIVATE: [&str; 8] = [
+    "EXECD_ACCESS_TOKEN",
     "JUPYTER_HOST",
     "JUPYTER_TOKEN",
     "EXECD_ISOLATION_CONFIG",
     "EXECD_ENVS",
     "OPENSANDBOX_LIFECYCLE",
-    "OPEN_SANDBOX_LIFECYCLE",
     "EXECD_LIFECYCLE_CONFIG",
     "EXECD_RUNTIME_INIT",
 ];
@@ -28,10 +29,12 @@ pub fn strip_secrets(env: &mut Env) {
     env.retain(|name, _| !SECRETS.iter().any(|secret| name.eq_ignore_ascii_case(secret)));
 }
 
-/// Drops what only the agent needs to know; for processes that do not have to read the env file themselves.
-pub fn strip_settings(env: &mut Env) {
-    strip_secrets(env);
-    env.retain(|name, _| !SETTINGS.iter().any(|setting| name.eq_ignore_ascii_case(setting)));
+/// The environment of interactive shells: the agent's and the env file's, without what configures the agent.
+pub fn for_shells(daemon: &Env, file: &Path) -> Env {
+    let mut env = daemon.clone();
+    env.extend(read_file(file, daemon));
+    env.retain(|name, _| !PRIVATE.iter().any(|private| name.eq_ignore_ascii_case(private)));
+    env
 }
 
 pub fn search_path(env: &Env) -> &str {

@@ -19,7 +19,7 @@ use super::socket::Socket;
 use super::spec::{Interrupt, Spec};
 use super::zmtp::{Multipart, Role};
 use crate::command::pipes::{self, Read};
-use crate::envs::{self, Env};
+use crate::envs::Env;
 use crate::http::router::Agent;
 use crate::init::reap::Exit;
 use crate::init::signal_group;
@@ -307,12 +307,4 @@ fn why(exit: Exit) -> String {
         }
         Exit::Signal { number, .. } => format!("it was killed by signal {number}"),
     }
-}
-
-/// The environment of kernels: what commands get, without what only the agent needs.
-pub(super) fn environment(agent: &Agent) -> Env {
-    let mut env = agent.env.clone();
-    env.extend(envs::read_file(&agent.env_file, &agent.env));
-    envs::strip_settings(&mut env);
-    env
 }

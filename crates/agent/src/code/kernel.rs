@@ -6,10 +6,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::direct::{self, Direct};
+use super::direct::Direct;
 use super::languages;
 use super::message::Message;
+use super::server::{self, Remote};
 use super::spec;
+use crate::envs;
 use crate::http::router::Agent;
 use crate::init::reap::Exit;
 use crate::init::spawn::LaunchError;
@@ -41,16 +43,33 @@ pub(super) enum StartError {
     Ended { exit: Exit, tail: String },
     #[error("the kernel did not answer in time: {0}")]
     Slow(String),
+    #[error("the Jupyter server that JUPYTER_HOST names cannot be used: {0}")]
+    Server(Box<dyn std::error::Error + Send + Sync>),
 }
 
 pub(super) enum Kernel {
     Direct(Box<Direct>),
+    Remote(Box<Remote>),
 }
 
 impl Kernel {
+    /// The image's Jupyter server is asked first, when it has one that answers.
     pub(super) async fn start(agent: &Arc<Agent>, language: &str, cwd: &Path) -> Result<Self, StartError> {
         make_directory(agent, cwd).await?;
-        let env = direct::environment(agent);
+        if let Some(server) = server::configured(&agent.env).transpose()?
+            && server.is_there().await
+        {
+            // The server's own directory is what it takes without one.
+            let cwd = Some(cwd).filter(|cwd| *cwd != agent.cwd);
+            let started = Remote::start(&server, language, cwd).await.map_err(StartError::Server)?;
+            let kernel = started.ok_or_else(|| StartError::NotInstalled(language.to_owned()))?;
+            return Ok(Kernel::Remote(Box::new(kernel)));
+        }
+        Self::start_own(agent, language, cwd).await
+    }
+
+    async fn start_own(agent: &Arc<Agent>, language: &str, cwd: &Path) -> Result<Self, StartError> {
+        let env = envs::for_shells(&agent.env, &agent.env_file);
         let found = {
             let (language, env, home) = (language.to_owned(), env.clone(), agent.home.clone());
             tokio::task::spawn_blocking(move || spec::find(&language, &env, &home)).await
@@ -76,6 +95,7 @@ impl Kernel {
     pub(super) fn execute(&mut self, code: &str) -> String {
         match self {
             Kernel::Direct(kernel) => kernel.execute(code),
+            Kernel::Remote(kernel) => kernel.execute(code),
         }
     }
 
@@ -83,6 +103,7 @@ impl Kernel {
     pub(super) async fn next(&mut self) -> News {
         match self {
             Kernel::Direct(kernel) => kernel.next().await,
+            Kernel::Remote(kernel) => kernel.next().await,
         }
     }
 
@@ -90,18 +111,21 @@ impl Kernel {
     pub(super) fn is_leaving(&self) -> bool {
         match self {
             Kernel::Direct(kernel) => kernel.is_leaving(),
+            Kernel::Remote(_) => false,
         }
     }
 
     pub(super) fn interrupt(&mut self) {
         match self {
             Kernel::Direct(kernel) => kernel.interrupt(),
+            Kernel::Remote(kernel) => kernel.interrupt(),
         }
     }
 
     pub(super) async fn end(self) {
         match self {
             Kernel::Direct(kernel) => kernel.end().await,
+            Kernel::Remote(kernel) => kernel.end().await,
         }
     }
 }

@@ -14,6 +14,7 @@ mod message;
 pub mod readiness;
 mod routes;
 mod run;
+mod server;
 mod socket;
 mod spec;
 mod zmtp;
