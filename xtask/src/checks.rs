@@ -9,6 +9,9 @@ use crate::process::{run, succeeds};
 use crate::python;
 use crate::workspace::{Workspace, cargo};
 
+/// Names the interpreter whose kernels the agent's tests run code in.
+const KERNELS: &str = "SANDGLASS_KERNELS_PYTHON";
+
 /// Where the checks run. CI builds exactly what the lock file says.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -36,16 +39,17 @@ pub(crate) fn unit_tests(workspace: &Workspace, mode: Mode) -> Result<()> {
         None if mode == Mode::Ci => bail!("the tests need PostgreSQL; cargo xtask setup installs it"),
         None => None,
     };
+    let kernels = (KERNELS, python::environment_named(&workspace.root.join("e2e"), "kernels")?);
     let address = database.as_ref().map(|database| (postgres::VARIABLE, database.address()));
     let tests = ["test", "--workspace", "--no-fail-fast"];
     if mode == Mode::Local && !succeeds(Command::new("dockerd").arg("--version")) {
-        return run(in_root(workspace).args(tests).envs(address));
+        return run(in_root(workspace).args(tests).envs(address).envs([kernels]));
     }
     let folder = workspace.root.join("e2e");
     let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
     let mut command = Command::new(python);
     command.arg(folder.join("with_docker.py")).arg(cargo()).args(tests).args(locked(mode));
-    run(command.envs(address).current_dir(&workspace.root))
+    run(command.envs(address).envs([kernels]).current_dir(&workspace.root))
 }
 
 fn locked(mode: Mode) -> &'static [&'static str] {

@@ -31,7 +31,7 @@ pub(crate) fn clients(workspace: &Workspace, filter: &[String]) -> Result<()> {
     node_modules(&folder.join("js"))?;
     let mut command = Command::new(python);
     for (variable, name) in OTHERS {
-        command.env(variable, other(&folder, name)?);
+        command.env(variable, python::environment_named(&folder, name)?);
     }
     command.args(["-m", "pytest", "-c", "pytest.ini"]).current_dir(&folder);
     if !filter.is_empty() {
@@ -45,7 +45,7 @@ pub(crate) fn conformance(workspace: &Workspace, arguments: &[String]) -> Result
     let folder = workspace.root.join("e2e");
     let binary = binary(workspace)?;
     let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
-    let reference = other(&folder, "reference")?;
+    let reference = python::environment_named(&folder, "reference")?;
     let results = workspace.target.join("conformance-reference.json");
     for subject in [["sandglass", "embedded"], ["sandglass", "docker"], ["reference", "docker"]] {
         let mut command = Command::new(&python);
@@ -76,14 +76,6 @@ fn restart_with(workspace: &Workspace, defaults: &[&str], arguments: &[String]) 
     let mut command = Command::new(python);
     command.arg("restart.py").args(defaults).args(arguments).current_dir(&folder);
     run(environment(&mut command, &binary))
-}
-
-/// The interpreter of the environment that `requirements-NAME.txt` describes.
-fn other(folder: &Path, name: &str) -> Result<PathBuf> {
-    python::environment(
-        &folder.join(format!(".venv-{name}")),
-        &folder.join(format!("requirements-{name}.txt")),
-    )
 }
 
 /// The development build, or what `SANDGLASS_BIN` names.

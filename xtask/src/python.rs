@@ -18,6 +18,11 @@ pub(crate) fn with_venv() -> Option<&'static str> {
         .find(|python| succeeds(Command::new(python).args(["-c", OLDEST])))
 }
 
+/// The interpreter of the environment that `requirements-NAME.txt` describes.
+pub(crate) fn environment_named(folder: &Path, name: &str) -> Result<PathBuf> {
+    environment(&folder.join(format!(".venv-{name}")), &folder.join(format!("requirements-{name}.txt")))
+}
+
 /// A virtual environment at `folder` with exactly the given requirements; returns its interpreter.
 pub(crate) fn environment(folder: &Path, requirements: &Path) -> Result<PathBuf> {
     let wanted = fs::read_to_string(requirements)

@@ -21,6 +21,11 @@ impl Stamp {
     pub fn now() -> Self {
         Stamp(unix_millis().to_string())
     }
+
+    /// Milliseconds since 1970, as events have them.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
 }
 
 pub fn unix_millis() -> u64 {
@@ -72,7 +77,8 @@ pub fn error(out: &mut Vec<u8>, value: &str, trace: &str, stamp: &Stamp) {
     out.extend_from_slice(b"\"]}}\n\n");
 }
 
-fn text_event(out: &mut Vec<u8>, kind: &str, text: &[u8], stamp: &Stamp) {
+/// An event of one text.
+pub fn text_event(out: &mut Vec<u8>, kind: &str, text: &[u8], stamp: &Stamp) {
     out.reserve(text.len() + 80);
     out.extend_from_slice(br#"{"type":""#);
     out.extend_from_slice(kind.as_bytes());

@@ -7,6 +7,7 @@
 pub mod accounts;
 pub mod bridge;
 mod cgroup;
+pub mod code;
 pub mod command;
 pub mod envs;
 pub mod events;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandglass_agent::accounts::{Accounts, Identity};
+use sandglass_agent::code::{Contexts, readiness};
 use sandglass_agent::command::Commands;
 use sandglass_agent::envs::Env;
 use sandglass_agent::http::{router::Agent, serve};
@@ -125,13 +126,16 @@ async fn run(mut settings: Settings) -> i32 {
         terminals: Terminals::default(),
         meter,
         telemetry,
+        contexts: Contexts::default(),
     });
     let server = tokio::spawn(serve::serve(listener, Arc::clone(&agent)));
+    let ready = tokio::spawn(readiness::answer(readiness::port(&agent.env)));
     let code = live(&agent, settings.init, &settings.entrypoint, &mut status).await;
     server.abort();
     if let Some(exporter) = exporter {
         exporter.abort();
     }
+    ready.abort();
     code
 }
 

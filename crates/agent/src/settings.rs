@@ -85,6 +85,8 @@ struct Flags {
     init: bool,
     boot_fd: Option<RawFd>,
     entrypoint: Vec<String>,
+    /// Over the environment's variables of these names.
+    jupyter: Vec<(&'static str, String)>,
     print: Option<String>,
 }
 
@@ -141,6 +143,7 @@ impl Settings {
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
             .filter(|(k, v)| valid_pair(k, v))
             .collect();
+        env.extend(flags.jupyter.into_iter().map(|(name, value)| (name.to_owned(), value)));
         let env_file = finish_env(&mut env);
         Settings {
             token: flags.token.or_else(|| text("EXECD_ACCESS_TOKEN")).unwrap_or_default(),
@@ -224,10 +227,10 @@ fn parse_flags(args: &[String]) -> Result<Flags, SettingsError> {
             "port" => flags.port = Some(value.parse().map_err(|_| number())?),
             "access-token" => flags.token = Some(value).filter(|t| !t.is_empty()),
             "boot-fd" => flags.boot_fd = Some(value.parse().map_err(|_| number())?),
+            "jupyter-host" => flags.jupyter.push(("JUPYTER_HOST", value)),
+            "jupyter-token" => flags.jupyter.push(("JUPYTER_TOKEN", value)),
             // Accepted so that existing start lines keep working; nothing here depends on them.
-            "jupyter-host"
-            | "jupyter-token"
-            | "log-level"
+            "log-level"
             | "graceful-shutdown-timeout"
             | "jupyter-idle-poll-interval"
             | "isolation-config"

@@ -4,6 +4,8 @@
 
 mod support;
 
+#[path = "support/code.rs"]
+mod code;
 #[path = "support/commands.rs"]
 mod commands;
 #[path = "support/corpora.rs"]

@@ -31,7 +31,12 @@ const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
 
 /// `POST /command`.
 pub async fn run(agent: &Arc<Agent>, body: Incoming) -> Outcome {
-    let request = CommandRequest::parse(read_json(body).await?)?;
+    run_value(agent, read_json(body).await?).await
+}
+
+/// The same for a body that somebody else has read.
+pub async fn run_value(agent: &Arc<Agent>, body: Value) -> Outcome {
+    let request = CommandRequest::parse(body)?;
     let prepared = launch::prepare(agent, &request)?;
     if request.background {
         background(agent, &request, prepared)

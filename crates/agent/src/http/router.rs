@@ -14,6 +14,7 @@ use super::query::{Query, decode};
 use super::reply::{self, Code, Failure, Outcome, Reply};
 use crate::accounts::Identity;
 use crate::bridge;
+use crate::code::{self, Contexts};
 use crate::command::{self, Commands};
 use crate::envs::Env;
 use crate::files;
@@ -37,6 +38,7 @@ pub struct Agent {
     pub identity: Identity,
     pub reaper: Reaper,
     pub commands: Arc<Commands>,
+    pub contexts: Contexts,
     pub meter: Meter,
     pub sessions: Sessions,
     pub terminals: Terminals,
@@ -86,7 +88,8 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
     match (&method, &segments[..]) {
         (&Method::GET | &Method::HEAD, ["ping"]) => Ok(reply::empty()),
         (&Method::POST, ["command"]) => command::run(agent, request.into_body()).await,
-        (&Method::DELETE, ["command" | "code"]) => command::interrupt(agent, &query).await,
+        (&Method::DELETE, ["command" | "code"]) => interrupt(agent, &query).await,
+        (_, ["code", ..]) => code::dispatch(agent, &segments, &query, request).await,
         (&Method::GET, ["command", "status", id]) => command::status(agent, &decode(id, false)),
         (&Method::GET, ["command", id, "logs"]) => command::logs(agent, &decode(id, false), &query),
         (&Method::GET, ["metrics"]) => Ok(agent.meter.read().await),
@@ -101,6 +104,14 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
                 Failure::new(StatusCode::NOT_FOUND, Code::NotFound, format!("no such route: {method} {path}"))
             }))
         }
+    }
+}
+
+/// One id names whatever is running: the code of a context, or a command.
+async fn interrupt(agent: &Agent, query: &Query) -> Outcome {
+    match code::interrupt(agent, query.required("id")?).await {
+        Some(outcome) => outcome,
+        None => command::interrupt(agent, query).await,
     }
 }
 
@@ -122,7 +133,6 @@ pub async fn drain(mut body: Incoming) {
 /// Routes of the contract that this version does not serve yet.
 fn later(segments: &[&str]) -> Option<Failure> {
     let what = match segments {
-        ["code", ..] => "code execution is",
         ["v1", "isolated", ..] => "isolated execution is",
         ["ready"] | ["internal", "init"] => "runtime initialisation is",
         _ => return None,

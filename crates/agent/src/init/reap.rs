@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use super::spawn::{Extras, Launch, LaunchError};
+use super::spawn::{Extras, Launch, LaunchError, Orphan};
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +64,11 @@ impl Reaper {
     /// Starts a process; the receiver gets its exit.
     pub fn spawn(&self, launch: Launch<'_>) -> Result<(i32, oneshot::Receiver<Exit>), LaunchError> {
         self.spawn_with(launch, Extras::default())
+    }
+
+    /// Starts a process that is of no use without the agent, and dies with it.
+    pub fn spawn_dependent(&self, launch: Launch<'_>) -> Result<(i32, oneshot::Receiver<Exit>), LaunchError> {
+        self.spawn_with(launch, Extras { orphan: Orphan::Dies, ..Extras::default() })
     }
 
     pub fn spawn_with(

@@ -28,6 +28,7 @@ pub struct Extras {
     pub lead: Lead,
     /// Descriptors and the numbers they get, which must be among [`super::RESERVED`].
     pub fds: Vec<(OwnedFd, RawFd)>,
+    pub orphan: Orphan,
 }
 
 /// Everything a new process gets. Descriptors left out are inherited.
@@ -69,6 +70,14 @@ pub enum LaunchError {
     Other { program: String, source: io::Error },
 }
 
+/// What becomes of a process whose agent is killed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Orphan {
+    #[default]
+    LivesOn,
+    Dies,
+}
+
 impl Launch<'_> {
     /// Starts the process as leader of its own group and returns its pid.
     pub fn start(self) -> Result<i32, LaunchError> {
@@ -88,6 +97,10 @@ impl Launch<'_> {
         let switching = self.identity.filter(|id| !is_own(id));
         if let Some(identity) = switching {
             switch_identity(&mut command, identity);
+        }
+        if extras.orphan == Orphan::Dies {
+            // After the switch, which would undo it.
+            die_with_parent(&mut command);
         }
         if extras.lead == Lead::Group {
             command.process_group(0);
@@ -154,6 +167,16 @@ fn attach(command: &mut Command, extras: &Extras) -> io::Result<()> {
     // SAFETY: the closure only makes system calls on memory prepared before the fork; it does not allocate.
     unsafe { command.pre_exec(place) };
     Ok(())
+}
+
+fn die_with_parent(command: &mut Command) {
+    let tie = || {
+        // SAFETY: prctl with these arguments only sets a number of the calling process.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        Ok(())
+    };
+    // SAFETY: the closure makes one system call and does not allocate.
+    unsafe { command.pre_exec(tie) };
 }
 
 /// The shell for `/command`: bash when the image has it, else sh.
