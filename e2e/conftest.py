@@ -20,7 +20,7 @@ from plain import Plain
 from stack import Stack
 
 # These hold for every runtime; the others look at the host, or make servers of their own.
-EVERY_RUNTIME = {"test_adapters", "test_lifecycle", "test_async", "test_commands", "test_files", "test_osb", "test_other_clients"}
+EVERY_RUNTIME = {"test_adapters", "test_lifecycle", "test_async", "test_commands", "test_files", "test_mcp", "test_osb", "test_other_clients"}
 
 OTHER = os.environ.get("SANDGLASS_E2E_URL")
 IMAGE = os.environ.get("SANDGLASS_E2E_IMAGE", "host")
