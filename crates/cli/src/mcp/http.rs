@@ -1,9 +1,14 @@
 //! Clients over HTTP: the streamable transport at `/mcp`.
 //!
 //! Invariant: a web page cannot use us. Requests that name another host than ours, or an origin that was not allowed, are
-//! refused, and beyond loopback every request needs the bearer token.
+//! refused, and beyond loopback every request needs the bearer token. Bound: 1,024 sessions, each forgotten after an hour
+//! without a message, and 4 MiB for a request.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use axum::{
@@ -26,6 +31,11 @@ use crate::{interrupts::Interrupts, output::note, profile::Secret};
 /// The variable with the token that clients must send.
 pub const TOKEN_VARIABLE: &str = "SANDGLASS_MCP_TOKEN";
 const SHORTEST_TOKEN: usize = 16;
+const MOST_SESSIONS: usize = 1024;
+/// A session in which nothing is said for so long ends, and with it what it waits for: it must outlast a silent command.
+const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
+/// How long connections may stay open when we have to leave.
+const PARTING: Duration = Duration::from_secs(3);
 
 /// Where and for whom to serve.
 #[derive(Debug)]
@@ -88,7 +98,7 @@ pub async fn serve(session: Session, listening: Listening, at_end: AtEnd) -> Res
         _ = interrupts.next() => {
             stop.cancel();
             // Connections that stay open in spite of that end with the process.
-            let _ = tokio::time::timeout(std::time::Duration::from_secs(3), serving).await;
+            let _ = tokio::time::timeout(PARTING, serving).await;
         }
     }
     session.end(at_end).await;
@@ -102,17 +112,32 @@ fn router(session: &Session, listening: Listening, stop: CancellationToken) -> R
         .with_cancellation_token(stop);
     let hosts = listening.hosts();
     config = if hosts.is_empty() { config.disable_allowed_hosts() } else { config.with_allowed_hosts(hosts) };
+    let mut sessions = LocalSessionManager::default();
+    sessions.session_config.keep_alive = Some(LONGEST_SILENCE);
+    let sessions = Arc::new(sessions);
     let session = session.clone();
-    let service = StreamableHttpService::new(
-        move || Ok(Handler::new(session.clone())),
-        LocalSessionManager::default().into(),
-        config,
-    );
-    let routes = Router::new().route_service("/mcp", service);
+    let service =
+        StreamableHttpService::new(move || Ok(Handler::new(session.clone())), sessions.clone(), config);
+    let routes = Router::new()
+        .route_service("/mcp", service)
+        .layer(middleware::from_fn_with_state(sessions, limit_sessions));
     match listening.token {
         Some(token) => routes.layer(middleware::from_fn_with_state(token, authenticate)),
         None => routes,
     }
+}
+
+/// Refuses what could begin a session, while there are too many.
+async fn limit_sessions(
+    State(sessions): State<Arc<LocalSessionManager>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let begins = !request.headers().contains_key("mcp-session-id");
+    if begins && sessions.sessions.read().await.len() >= MOST_SESSIONS {
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many sessions\n").into_response();
+    }
+    next.run(request).await
 }
 
 async fn authenticate(State(token): State<Secret>, request: Request, next: Next) -> Response {
