@@ -59,8 +59,9 @@ const WALLS: &[(&str, &[&str])] = &[
     ("seccompiler", &["sandglass-shim", "sandglass-agent"]),
     ("rustix", KERNEL),
     ("libc", KERNEL),
-    ("axum", &["sandglass-agent", "sandglass-server"]),
+    ("axum", &["sandglass-agent", "sandglass-server", "sandglass"]),
     ("clap", &["sandglass"]),
+    ("rmcp", &["sandglass"]),
     ("anyhow", &["sandglass", "sandglass-server", "xtask"]),
 ];
 

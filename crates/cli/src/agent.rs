@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use reqwest::{
     Method, RequestBuilder, Response, StatusCode,
     header::HeaderMap,
@@ -26,6 +26,8 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Output is passed on in pieces of about this size when it arrives faster than lines are handled.
 const GATHERED: usize = 64 << 10;
+/// Longest JSON answer that is read.
+const LARGEST_ANSWER: usize = 16 << 20;
 
 /// A file as the agent describes it.
 #[derive(Debug, Clone, Deserialize)]
@@ -58,6 +60,15 @@ pub struct Target {
     pub permissions: u32,
 }
 
+/// Whose a written file is, and who may do what with it; what is absent is left to the agent.
+#[derive(Debug, Clone, Default)]
+pub struct Ownership {
+    /// Permission bits as decimal digits: 644 means 0644.
+    pub mode: Option<u32>,
+    pub owner: Option<String>,
+    pub group: Option<String>,
+}
+
 /// Talks to the agent of one sandbox.
 #[derive(Debug, Clone)]
 pub struct Agent {
@@ -81,7 +92,7 @@ impl Agent {
         loop {
             let attempt = async {
                 let agent = Self::connect(client, id).await?;
-                agent.send(agent.request(Method::GET, "/ping").timeout(PATIENCE)).await?;
+                agent.ping().await?;
                 Ok::<_, anyhow::Error>(agent)
             };
             match attempt.await {
@@ -94,22 +105,50 @@ impl Agent {
         }
     }
 
-    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+    /// Starts a request to the agent.
+    pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.base)).headers(self.headers.clone())
     }
 
-    async fn send(&self, request: RequestBuilder) -> Result<Response> {
+    /// Sends a request and turns error answers into errors.
+    pub async fn send(&self, request: RequestBuilder) -> Result<Response> {
         let response = request.send().await.map_err(|error| self.broken(&error))?;
         Ok(accepted(response).await.map_err(ClientError::Refused)?)
     }
 
-    fn broken(&self, error: &reqwest::Error) -> anyhow::Error {
+    /// Sends a request whose answer is JSON of a size that fits into memory.
+    pub async fn json(&self, request: RequestBuilder) -> Result<Value> {
+        let mut response = self.send(request.timeout(PATIENCE)).await?;
+        let mut bytes = Vec::new();
+        while let Some(piece) = response.chunk().await.map_err(|error| self.broken(&error))? {
+            ensure!(
+                bytes.len() + piece.len() <= LARGEST_ANSWER,
+                "the sandbox's answer is too long; ask for less"
+            );
+            bytes.extend_from_slice(&piece);
+        }
+        serde_json::from_slice(&bytes).context("the sandbox's agent answered something that is not JSON")
+    }
+
+    /// Why an answer of the agent broke off.
+    pub fn broken(&self, error: &reqwest::Error) -> anyhow::Error {
         match transport("the sandbox", error) {
             ClientError::Unreachable { reason, .. } => {
                 anyhow::anyhow!("cannot reach the sandbox's agent: {reason}")
             }
             other => other.into(),
         }
+    }
+
+    /// Asks whether the agent answers.
+    pub async fn ping(&self) -> Result<()> {
+        self.send(self.request(Method::GET, "/ping").timeout(PATIENCE)).await?;
+        Ok(())
+    }
+
+    /// Use of processors and memory.
+    pub async fn metrics(&self) -> Result<Value> {
+        self.json(self.request(Method::GET, "/metrics")).await
     }
 
     /// Starts a command and returns its event stream.
@@ -158,11 +197,21 @@ impl Agent {
         Ok((body, next.unwrap_or(cursor + length)))
     }
 
+    /// The same as it arrives, for who wants only the beginning.
+    pub async fn command_output_stream(&self, command: &str, cursor: u64) -> Result<Download> {
+        let path = format!("/command/{}/logs", encoded(command));
+        let response = self.send(self.request(Method::GET, &path).query(&[("cursor", cursor)])).await?;
+        Ok(Download { response })
+    }
+
+    /// What the agent knows of a command.
+    pub async fn command_status(&self, command: &str) -> Result<Value> {
+        self.json(self.request(Method::GET, &format!("/command/status/{}", encoded(command)))).await
+    }
+
     /// Exit code of a detached command, `None` while it runs.
     pub async fn command_exit(&self, command: &str) -> Result<Option<i64>> {
-        let path = format!("/command/status/{}", encoded(command));
-        let response = self.send(self.request(Method::GET, &path).timeout(PATIENCE)).await?;
-        let status: Value = response.json().await.map_err(|error| self.broken(&error))?;
+        let status = self.command_status(command).await?;
         if status.get("running").and_then(Value::as_bool).unwrap_or(false) {
             return Ok(None);
         }
@@ -210,6 +259,19 @@ impl Agent {
         if target.permissions != 0 {
             metadata["mode"] = spelled(target.permissions).into();
         }
+        self.put(&metadata, content).await
+    }
+
+    /// Writes a file with its owner.
+    pub async fn write(&self, path: &str, content: Vec<u8>, ownership: &Ownership) -> Result<()> {
+        let mut metadata = json!({ "path": path, "owner": ownership.owner, "group": ownership.group });
+        if let Some(mode) = ownership.mode {
+            metadata["mode"] = mode.into();
+        }
+        self.put(&metadata, Part::bytes(content)).await
+    }
+
+    async fn put(&self, metadata: &Value, content: Part) -> Result<()> {
         let description = Part::text(metadata.to_string())
             .file_name("metadata")
             .mime_str("application/json")

@@ -250,6 +250,15 @@ impl Client {
         self.json(request).await
     }
 
+    /// One page of a list.
+    pub async fn page(&self, segments: &[&str], query: &[(&str, String)]) -> Result<Value> {
+        let answer = self.json(self.request(Method::GET, segments)?.query(query)).await?;
+        if answer.get("items").is_some_and(Value::is_array) {
+            return Ok(answer);
+        }
+        Err(ClientError::NotTheApi { base: self.profile.base().to_owned() }.into())
+    }
+
     /// Asks for a text.
     pub async fn text(&self, segments: &[&str], query: &[(&str, String)]) -> Result<String> {
         let request = self.request(Method::GET, segments)?.query(query).timeout(PATIENCE);
@@ -275,13 +284,13 @@ impl Client {
                 query.push(("metadata", metadata_query(metadata)));
             }
             query.extend([("page", page.to_string()), ("pageSize", PAGE.to_string())]);
-            let answer = self.json(self.request(Method::GET, &["sandboxes"])?.query(&query)).await?;
-            let Some(items) = answer.get("items").and_then(Value::as_array) else {
-                return Err(ClientError::NotTheApi { base: self.profile.base().to_owned() }.into());
-            };
-            all.extend(items.iter().cloned().map(Sandbox));
+            let mut answer = self.page(&["sandboxes"], &query).await?;
+            let items = answer.get_mut("items").and_then(Value::as_array_mut).map(std::mem::take);
+            let items = items.unwrap_or_default();
+            let last = items.is_empty();
+            all.extend(items.into_iter().map(Sandbox));
             let more = answer.pointer("/pagination/hasNextPage").and_then(Value::as_bool).unwrap_or(false);
-            if !more || items.is_empty() {
+            if !more || last {
                 break;
             }
         }
@@ -445,7 +454,7 @@ pub fn transport(base: &str, error: &reqwest::Error) -> ClientError {
 }
 
 /// The metadata filter is a query string inside a query parameter.
-fn metadata_query(pairs: &[(String, String)]) -> String {
+pub fn metadata_query(pairs: &[(String, String)]) -> String {
     let mut inner = reqwest::Url::parse("q:").expect("a constant URL");
     inner.query_pairs_mut().extend_pairs(pairs);
     inner.query().unwrap_or_default().to_owned()

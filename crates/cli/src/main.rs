@@ -10,6 +10,7 @@ mod execution;
 mod follow_logs;
 mod interrupts;
 mod lines;
+mod mcp;
 mod output;
 mod profile;
 mod sink;

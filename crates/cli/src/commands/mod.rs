@@ -11,6 +11,7 @@ mod exec;
 mod image;
 mod inspect;
 mod logs;
+mod mcp;
 mod pause;
 mod ps;
 mod renew;
@@ -41,6 +42,7 @@ pub enum Command {
     Endpoint(endpoint::EndpointOf),
     Events(events::Events),
     Image(image::Image),
+    Mcp(mcp::Mcp),
     Serve(serve::Serve),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
@@ -94,6 +96,7 @@ impl Command {
             Self::Endpoint(command) => command.run(context).await,
             Self::Events(command) => command.run(context).await,
             Self::Image(command) => command.run(context).await,
+            Self::Mcp(command) => command.run(context).await,
             Self::Completions(_)
             | Self::Serve(_)
             | Self::Demo(_)

@@ -247,7 +247,8 @@ fn script(word: &str) -> String {
 }
 
 async fn run(State(shared): State<Shared>, Json(body): Json<Value>) -> Response {
-    let word = body["argv"][0].as_str().unwrap_or_default().to_owned();
+    let line = || body["command"].as_str()?.split_whitespace().next();
+    let word = body["argv"][0].as_str().or_else(line).unwrap_or_default().to_owned();
     shared.0.lock().unwrap().bodies.push(body);
     let first = event("init", "c0ffee") + &event("ping", "pong");
     let body = match word.as_str() {
