@@ -26,3 +26,5 @@ mod terminals;
 mod robust;
 #[path = "support/telemetry.rs"]
 mod telemetry;
+#[path = "support/isolated.rs"]
+mod isolated;
