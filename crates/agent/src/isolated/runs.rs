@@ -114,15 +114,17 @@ async fn pump(
                 return (end, Some(output));
             }
             read = output.readable(), if open => {
-                open = read.is_ok() && relay(&output, &mut lines, tx, usize::MAX).await;
+                open = read.is_ok() && relay(&output, &mut lines, tx).await.is_some();
             }
             end = Events::end(&mut events.ended) => break end,
         }
     };
     // What the run wrote before it ended; not what jobs that it left behind go on to write.
-    let owed = pipes::waiting(&output);
-    if open {
-        open = relay(&output, &mut lines, tx, owed).await;
+    let mut owed = pipes::waiting(&output);
+    while open && owed > 0 && output.readable().await.is_ok() {
+        let count = relay(&output, &mut lines, tx).await;
+        open = count.is_some();
+        owed = owed.saturating_sub(count.unwrap_or(0));
     }
     let (mut last, stamp) = (Vec::new(), Stamp::now());
     lines.finish(|line| events::line(&mut last, "stdout", line, &stamp));
@@ -132,34 +134,32 @@ async fn pump(
     (end, open.then_some(output))
 }
 
-/// Reads what is there, at most `owed` bytes and a little, and sends it on. False at the end of the output.
-async fn relay(output: &pipe::Receiver, lines: &mut LineSplitter, tx: &ChunkSender, owed: usize) -> bool {
-    let (mut left, mut more) = (owed, true);
-    while left > 0 && more {
-        let (mut batch, stamp) = (Vec::new(), Stamp::now());
-        while batch.len() < BATCH && left > 0 {
-            let read = pipes::try_read(output, |bytes| {
-                lines.push(bytes, |line| {
-                    // Blank lines are not events here.
-                    if !line.is_empty() {
-                        events::line(&mut batch, "stdout", line, &stamp);
-                    }
-                });
+/// Reads what is there, up to a batch, and sends it on; says how much it was. `None` at the end of the output.
+async fn relay(output: &pipe::Receiver, lines: &mut LineSplitter, tx: &ChunkSender) -> Option<usize> {
+    let (mut batch, stamp, mut total) = (Vec::new(), Stamp::now(), Some(0));
+    while batch.len() < BATCH {
+        let read = pipes::try_read(output, |bytes| {
+            lines.push(bytes, |line| {
+                // Blank lines are not events here.
+                if !line.is_empty() {
+                    events::line(&mut batch, "stdout", line, &stamp);
+                }
             });
-            match read {
-                Read::Some(count) => left = left.saturating_sub(count),
-                Read::Nothing => left = 0,
-                Read::End => (left, more) = (0, false),
+        });
+        match read {
+            Read::Some(count) => total = total.map(|sum| sum + count),
+            Read::Nothing => break,
+            Read::End => {
+                total = None;
+                break;
             }
         }
-        if !batch.is_empty() && tx.send(Ok(Bytes::from(batch))).await.is_err() {
-            return more;
-        }
-        if owed == usize::MAX {
-            return more;
-        }
     }
-    more
+    if !batch.is_empty() {
+        // A reader that is gone is noticed where the next step is chosen.
+        let _ = tx.send(Ok(Bytes::from(batch))).await;
+    }
+    total
 }
 
 /// Keeps the pipe empty while the run is being stopped.

@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::stdio;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::plan::Plan;
 use super::wire::{self, Report};
@@ -80,16 +81,17 @@ fn take_lines() -> io::Result<(OwnedFd, OwnedFd, Plan)> {
 fn become_session(control: &OwnedFd, files: OwnedFd, plan: Plan) -> io::Result<ExitCode> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     rustix::process::setsid().map_err(io::Error::from).map_err(during("setsid"))?;
-    let mut spaces = libc::CLONE_NEWNS
-        | libc::CLONE_NEWPID
-        | libc::CLONE_NEWUTS
-        | libc::CLONE_NEWIPC
-        | libc::CLONE_NEWCGROUP;
+    // Where the change of roots finds it.
+    rustix::process::chdir("/")?;
+    let mut spaces =
+        libc::CLONE_NEWNS | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC | libc::CLONE_NEWCGROUP;
     if plan.own_network {
         spaces |= libc::CLONE_NEWNET;
     }
     kernel::unshare(spaces).map_err(during("namespaces"))?;
     mounts::make_private().map_err(during("mounts"))?;
+    let processes = File::open("/proc/self/ns/pid").map_err(during("/proc"))?;
+    kernel::unshare(libc::CLONE_NEWPID).map_err(during("process namespace"))?;
     match kernel::fork().map_err(during("fork"))? {
         Side::Child => {
             drop(files);
@@ -102,7 +104,11 @@ fn become_session(control: &OwnedFd, files: OwnedFd, plan: Plan) -> io::Result<E
             }
             kernel::exit_now(0)
         }
-        Side::Parent(init) => Ok(files::hold(files, &plan, init)),
+        Side::Parent(init) => {
+            // The holder stays where it was; a process between the two could not have threads.
+            move_into_link_name_space(processes.as_fd(), Some(LinkNameSpaceType::ProcessID))?;
+            Ok(files::hold(files, &plan, init))
+        }
     }
 }
 
