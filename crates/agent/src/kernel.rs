@@ -30,12 +30,8 @@ pub fn fork() -> io::Result<Side> {
 
 /// Makes a mount and everything mounted below it read-only.
 pub fn set_read_only(mount: BorrowedFd<'_>) -> io::Result<()> {
-    let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_RDONLY,
-        attr_clr: 0,
-        propagation: 0,
-        userns_fd: 0,
-    };
+    let attributes =
+        libc::mount_attr { attr_set: libc::MOUNT_ATTR_RDONLY, attr_clr: 0, propagation: 0, userns_fd: 0 };
     // SAFETY: the path is a constant and the structure lives through the call, with its own size.
     let result = unsafe {
         libc::syscall(

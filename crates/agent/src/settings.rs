@@ -168,7 +168,9 @@ impl Settings {
             status: None,
             booted: false,
             isolation: false,
-            isolation_config: flags.isolation_config.or_else(|| text("EXECD_ISOLATION_CONFIG").map(PathBuf::from)),
+            isolation_config: flags
+                .isolation_config
+                .or_else(|| text("EXECD_ISOLATION_CONFIG").map(PathBuf::from)),
         }
     }
 }

@@ -86,9 +86,8 @@ impl Config {
     }
 
     pub(super) fn kept(&self) -> Result<u64, ConfigError> {
-        let bit = |name: &String| {
-            capabilities::bit(name).ok_or_else(|| ConfigError::Capability(name.clone()))
-        };
+        let bit =
+            |name: &String| capabilities::bit(name).ok_or_else(|| ConfigError::Capability(name.clone()));
         self.hardening.keep_capabilities.iter().try_fold(0, |bits, name| Ok(bits | bit(name)?))
     }
 

@@ -116,7 +116,8 @@ fn create(handled_access_fs: u64) -> io::Result<File> {
 }
 
 fn allow(ruleset: BorrowedFd<'_>, place: &Path, access: u64) -> io::Result<()> {
-    let opened = fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(place)?;
+    let opened =
+        fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(place)?;
     let access = if opened.metadata()?.is_dir() { access } else { access & OF_FILES };
     let rule = PathBeneath { allowed_access: access, parent_fd: opened.as_raw_fd() };
     // SAFETY: the structure lives through the call and is the one that this kind of rule has.

@@ -21,8 +21,8 @@ use std::sync::OnceLock;
 
 use seccompiler::BpfProgram;
 
-pub use capabilities::{SESSION, keep_for_init, keep_only};
 use capabilities::Capabilities;
+pub use capabilities::{SESSION, keep_for_init, keep_only};
 pub use config::{Config, ConfigError};
 pub use report::{Init, Status};
 
@@ -78,12 +78,7 @@ impl Floor {
     /// The floor of an isolated session.
     pub fn for_session(keep: u64, deny: Option<&[String]>) -> io::Result<Floor> {
         let filters = seccomp::compile(deny).map_err(io::Error::other)?;
-        Ok(Floor {
-            capabilities: Capabilities::Only(keep),
-            filters,
-            landlock: None,
-            no_new_privileges: true,
-        })
+        Ok(Floor { capabilities: Capabilities::Only(keep), filters, landlock: None, no_new_privileges: true })
     }
 
     fn is_bare(&self) -> bool {

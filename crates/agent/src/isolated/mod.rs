@@ -106,15 +106,13 @@ pub async fn dispatch(
             let message = "diff and commit of sessions are not supported";
             Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, Code::NotSupported, message))
         }
-        (_, ["session", id, "files" | "directories", ..]) => {
-            match sessions.find(&decode(id, false)) {
-                Ok(session) => forward(&session, request).await,
-                Err(failure) => {
-                    drain(request.into_body()).await;
-                    Err(failure)
-                }
+        (_, ["session", id, "files" | "directories", ..]) => match sessions.find(&decode(id, false)) {
+            Ok(session) => forward(&session, request).await,
+            Err(failure) => {
+                drain(request.into_body()).await;
+                Err(failure)
             }
-        }
+        },
         _ => {
             let path = request.uri().path().to_owned();
             drain(request.into_body()).await;
@@ -152,7 +150,9 @@ async fn capabilities(agent: &Agent) -> Outcome {
     let available = able.refusal.is_none();
     let message = match (&able.refusal, &able.users_refusal) {
         (Some(refusal), _) => {
-            format!("isolation unavailable: {refusal}; it needs CAP_SYS_ADMIN and mounts (extension bootstrap.execd.isolation=enable)")
+            format!(
+                "isolation unavailable: {refusal}; it needs CAP_SYS_ADMIN and mounts (extension bootstrap.execd.isolation=enable)"
+            )
         }
         (None, Some(refusal)) => format!("no user namespaces: {refusal}"),
         (None, None) => String::new(),

@@ -20,7 +20,7 @@ use crate::envs;
 use crate::hardening::Config;
 use crate::http::reply::{Code, Failure, plain};
 use crate::http::router::Agent;
-use crate::init::spawn::find_program;
+use crate::init::spawn::locate_shell;
 
 /// What `request` asks for, as far as it is allowed; workspaces that are missing are made.
 pub(super) fn plan(
@@ -120,10 +120,8 @@ fn environment_of(agent: &Agent, request: &CreateRequest, uid: u32, cwd: &Path) 
 }
 
 fn shell(agent: &Agent) -> Result<(PathBuf, bool), Failure> {
-    let path = envs::search_path(&agent.env);
-    ["bash", "sh"]
-        .into_iter()
-        .find_map(|name| Some((find_program(name, path, None).ok()?, name == "bash")))
+    locate_shell(envs::search_path(&agent.env))
+        .map(|(name, file)| (file, name == "bash"))
         .ok_or_else(|| Failure::runtime("no shell (bash or sh) in this image"))
 }
 
@@ -158,8 +156,8 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
                 return Ok(resolved);
             }
             // A dangling link must not be taken for a name that is free.
-            Err(error)
-                if error.kind() == io::ErrorKind::NotFound && existing.symlink_metadata().is_err() => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound && existing.symlink_metadata().is_err() => {
+            }
             Err(error) => return Err(error),
         }
         missing.extend(existing.file_name().map(OsString::from));

@@ -356,7 +356,10 @@ mod tests {
             (json!({ "workspace": { "path": "/a/.." } }), Code::InvalidRequestBody),
             (json!({ "workspace": { "path": "/w", "mode": "x" } }), Code::InvalidRequestBody),
             (json!({ "overlays": [{ "path": "/w" }, { "path": "/w/" }] }), Code::InvalidRequestBody),
-            (with("overlays", json!([{ "path": "/v", "mode": "rw", "persist": true }])), Code::InvalidRequestBody),
+            (
+                with("overlays", json!([{ "path": "/v", "mode": "rw", "persist": true }])),
+                Code::InvalidRequestBody,
+            ),
             (with("profile", json!("loose")), Code::RuntimeError),
             (with("uid_mode", json!("x")), Code::InvalidRequestBody),
             (with("uid", json!(-1)), Code::InvalidRequestBody),

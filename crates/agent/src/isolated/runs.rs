@@ -211,11 +211,8 @@ fn background(agent: &Arc<Agent>, session: &Arc<Session>, request: &RunRequest) 
     let tmp = agent.env.get("TMPDIR").map_or("/tmp", String::as_str);
     let log = Log::create(tmp.as_ref())
         .map_err(|e| Failure::runtime(format!("no place for the output: {}", reply::plain(&e))))?;
-    let run = Arc::new(Background {
-        started_at: Timestamp::now(),
-        log: Arc::new(log),
-        end: Mutex::default(),
-    });
+    let run =
+        Arc::new(Background { started_at: Timestamp::now(), log: Arc::new(log), end: Mutex::default() });
     let id = id();
     remember(session, &id, &run)?;
     tokio::spawn(follow(Arc::clone(session), id.clone(), Arc::clone(&run), request.script()));

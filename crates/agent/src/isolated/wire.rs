@@ -46,14 +46,26 @@ pub(super) enum Order {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Report {
     Ready,
-    Failed { reason: String },
+    Failed {
+        reason: String,
+    },
     /// With the reading end of the run's output.
-    Output { id: String },
+    Output {
+        id: String,
+    },
     /// A background run has been started, the shell is free again.
-    Away { id: String },
-    Ended { id: String, code: i32, reason: Option<String> },
+    Away {
+        id: String,
+    },
+    Ended {
+        id: String,
+        code: i32,
+        reason: Option<String>,
+    },
     /// There is no shell any more.
-    Over { reason: String },
+    Over {
+        reason: String,
+    },
 }
 
 /// Comes with a socket on which the holder is to answer requests.

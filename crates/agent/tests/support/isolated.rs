@@ -73,7 +73,11 @@ fn run_with(agent: &Agent, id: &str, body: &Value) -> Answer {
 
 /// The output lines of a stream.
 fn lines(answer: &Answer) -> Vec<String> {
-    events(answer).iter().filter(|e| e["type"] == "stdout").map(|e| e["text"].as_str().unwrap().into()).collect()
+    events(answer)
+        .iter()
+        .filter(|e| e["type"] == "stdout")
+        .map(|e| e["text"].as_str().unwrap().into())
+        .collect()
 }
 
 fn events(answer: &Answer) -> Vec<Value> {
@@ -109,7 +113,11 @@ fn a_shell_keeps_its_state_from_run_to_run() {
     let agent = agent("");
     let id = create(&agent, &space(&agent, "rw"));
     assert_eq!(uuid::Uuid::parse_str(&id).unwrap().hyphenated().to_string(), id);
-    let first = run(&agent, &id, "echo $$; hostname; pwd; echo $PLAIN-$SERVICE_TOKEN-$EXECD_ENVS\n\nprintf 'a\\n\\nb'");
+    let first = run(
+        &agent,
+        &id,
+        "echo $$; hostname; pwd; echo $PLAIN-$SERVICE_TOKEN-$EXECD_ENVS\n\nprintf 'a\\n\\nb'",
+    );
     let place = agent.path("space");
     let head = [place.to_str().unwrap(), "p--", "a", "b"];
     assert_eq!(lines(&first)[1], "sandbox");
@@ -151,7 +159,10 @@ fn a_run_ends_with_its_code_and_exit_leaves_the_session_as_it_was() {
     assert_eq!(lines(&run(&agent, &id, "cat; read x; exec 3<&- 4>&- 10>&-; echo read-$?")), ["read-0"]);
     let text = lines(&run(&agent, &id, "sleep 1000 & bg=$!; jobs | wc -l; echo x"));
     assert_eq!(text, ["1", "x"]);
-    assert_eq!(lines(&run(&agent, &id, "kill $bg; wait $bg 2>/dev/null; echo $?; wait; echo waited")), ["143", "waited"]);
+    assert_eq!(
+        lines(&run(&agent, &id, "kill $bg; wait $bg 2>/dev/null; echo $?; wait; echo waited")),
+        ["143", "waited"]
+    );
 }
 
 #[test]
@@ -167,15 +178,23 @@ fn a_run_that_takes_too_long_or_loses_its_reader_is_stopped() {
         assert_eq!(end["error"]["evalue"], "context deadline exceeded", "{code}");
     };
     late("asked=1; sleep 1000");
-    assert_eq!(lines(&run(&agent, &id, "echo [$asked]")), ["[1]"], "what could be interrupted keeps its state");
+    assert_eq!(
+        lines(&run(&agent, &id, "echo [$asked]")),
+        ["[1]"],
+        "what could be interrupted keeps its state"
+    );
     late("forced=1; while :; do :; done");
     late("trap '' INT; sh -c 'trap \"\" INT; while :; do sleep 1; done'");
     let after = run(&agent, &id, "echo [$asked][$forced]; trap -p");
     assert_eq!(lines(&after), ["[1][]"], "{}", after.text());
     let mut stream = agent.connect();
     let body = json!({ "code": "echo begun; while :; do sleep 0.1; done" }).to_string();
-    write!(stream, "POST /v1/isolated/session/{id}/run HTTP/1.1\r\nHost: b\r\nContent-Length: {}\r\n\r\n{body}", body.len())
-        .unwrap();
+    write!(
+        stream,
+        "POST /v1/isolated/session/{id}/run HTTP/1.1\r\nHost: b\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
     let mut seen = Vec::new();
     let mut buffer = [0; 512];
     while !String::from_utf8_lossy(&seen).contains("begun") {
@@ -197,7 +216,8 @@ fn runs_of_a_session_take_turns() {
         for number in 0..8 {
             let (agent, id) = (&*agent, &id);
             scope.spawn(move || {
-                let code = format!("n=$((n+1)); echo {number} >> log; sleep 0.02; echo {number} >> log; seq 2000");
+                let code =
+                    format!("n=$((n+1)); echo {number} >> log; sleep 0.02; echo {number} >> log; seq 2000");
                 assert_eq!(lines(&run(agent, id, &code)).len(), 2000);
             });
         }
@@ -239,10 +259,16 @@ fn a_background_run_is_followed_by_status_and_logs() {
     assert_eq!(agent.get(&format!("{base}/logs?cursor=-1")).status, 400);
     let unknown = agent.get(&format!("/v1/isolated/session/{id}/runs/nope"));
     assert_eq!((unknown.status, unknown.json()["code"].clone()), (404, json!("SESSION_NOT_FOUND")));
-    let killed = agent.post(&format!("/v1/isolated/session/{id}/run"), &json!({ "code": "kill -9 $BASHPID $PPID; sleep 9", "background": true }));
+    let killed = agent.post(
+        &format!("/v1/isolated/session/{id}/run"),
+        &json!({ "code": "kill -9 $BASHPID $PPID; sleep 9", "background": true }),
+    );
     let base = format!("/v1/isolated/session/{id}/runs/{}", killed.json()["run_id"].as_str().unwrap());
     until(|| (agent.get(&base).json()["running"] == false).then_some(()));
-    assert!(fs::read_dir(agent.path("space")).unwrap().next().is_none(), "nothing is written to the workspace");
+    assert!(
+        fs::read_dir(agent.path("space")).unwrap().next().is_none(),
+        "nothing is written to the workspace"
+    );
 }
 
 #[test]
@@ -256,13 +282,20 @@ fn each_mode_of_a_workspace_keeps_its_promise() {
     let rw = create(&agent, &space(&agent, "rw"));
     let ro = create(&agent, &space(&agent, "ro"));
     let overlay = create(&agent, &space(&agent, "overlay"));
-    let scratch = create(&agent, &json!({ "overlays": [{ "path": agent.path("space"), "mode": "overlay", "persist": false }] }));
-    assert_eq!(last(&run(&agent, &rw, "echo -n new > made; touch /tmp/private"))["type"], "execution_complete");
+    let scratch = create(
+        &agent,
+        &json!({ "overlays": [{ "path": agent.path("space"), "mode": "overlay", "persist": false }] }),
+    );
+    assert_eq!(
+        last(&run(&agent, &rw, "echo -n new > made; touch /tmp/private"))["type"],
+        "execution_complete"
+    );
     assert_eq!(fs::read_to_string(agent.path("space/made")).unwrap(), "new");
     assert!(!std::path::Path::new("/tmp/private").exists());
     assert_eq!(last(&run(&agent, &ro, "echo x > denied"))["error"]["evalue"], "1");
     for id in [&overlay, &scratch] {
-        let seen = run(&agent, id, "cat f; echo; echo -n above > f; rm made; mkdir d; echo x > d/y; ls; cat f");
+        let seen =
+            run(&agent, id, "cat f; echo; echo -n above > f; rm made; mkdir d; echo x > d/y; ls; cat f");
         assert_eq!(lines(&seen), ["below", "d", "f", "above"]);
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "below");
@@ -272,7 +305,10 @@ fn each_mode_of_a_workspace_keeps_its_promise() {
     let balanced = create(&agent, &shared);
     let upper = agent.path("upper").display().to_string();
     let seen = lines(&run(&agent, &balanced, &format!("ls {upper} | wc -l; touch {upper}/x /usr/x")));
-    assert!(seen[0] == "0" && seen.len() == 3 && seen[1..].iter().all(|l| l.contains("ead-only")), "{seen:?}");
+    assert!(
+        seen[0] == "0" && seen.len() == 3 && seen[1..].iter().all(|l| l.contains("ead-only")),
+        "{seen:?}"
+    );
     assert_eq!(fs::read_dir(&upper).unwrap().count(), 2, "overlays are on disk where that can be");
     for id in [rw, ro, overlay, scratch, balanced] {
         assert_eq!(agent.delete(&format!("/v1/isolated/session/{id}")).status, 200);
@@ -289,14 +325,33 @@ fn user_code_cannot_get_out() {
     let id = create(&agent, &space(&agent, "rw"));
     let tries = "mount -t tmpfs t /mnt; mount -o remount,rw /; unshare -m true; unshare -U true; echo x > /proc/sys/kernel/core_pattern; \
                  mknod /tmp/sda b 8 0; kill -9 1; cat /proc/1/environ; ls /proc/1/root; ls /run/.execd; chroot /tmp true";
-    let end = run(&agent, &id, &format!("{tries}; ps -e -o pid= | sort -n | head -1; grep -h ^Cap /proc/self/status; grep -E '^(NoNew|Seccomp:)' /proc/self/status"));
+    let end = run(
+        &agent,
+        &id,
+        &format!(
+            "{tries}; ps -e -o pid= | sort -n | head -1; grep -h ^Cap /proc/self/status; grep -E '^(NoNew|Seccomp:)' /proc/self/status"
+        ),
+    );
     let text = lines(&end).join("\n");
-    assert_eq!(text.matches("denied").count() + text.matches("not permitted").count() + text.matches("ead-only").count(), 9, "{text}");
-    assert!(text.contains("CapEff:\t00000000000004fb") && text.contains("CapBnd:\t00000000000004fb"), "{text}");
+    assert_eq!(
+        text.matches("denied").count()
+            + text.matches("not permitted").count()
+            + text.matches("ead-only").count(),
+        9,
+        "{text}"
+    );
+    assert!(
+        text.contains("CapEff:\t00000000000004fb") && text.contains("CapBnd:\t00000000000004fb"),
+        "{text}"
+    );
     assert!(text.contains("NoNewPrivs:\t1") && text.contains("Seccomp:\t2"), "{text}");
     let user = json!({ "workspace": { "path": agent.path("space"), "mode": "rw" }, "uid": 4321, "share_net": false });
     let id = create(&agent, &user);
-    let seen = lines(&run(&agent, &id, "id -u; id -g; id -G; grep CapPrm /proc/self/status; cat /etc/shadow; tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '"));
+    let seen = lines(&run(
+        &agent,
+        &id,
+        "id -u; id -g; id -G; grep CapPrm /proc/self/status; cat /etc/shadow; tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '",
+    ));
     assert_eq!(seen[..4], ["4321", "4321", "4321", "CapPrm:\t0000000000000000"]);
     assert!(seen[4].contains("denied") && seen[5..] == ["lo"], "{seen:?}");
 }
@@ -314,8 +369,14 @@ fn only_what_is_allowed_can_be_mounted() {
     for (body, code) in [
         (json!({ "workspace": { "path": "/etc" } }), "RUNTIME_ERROR"),
         (json!({ "workspace": { "path": agent.path("space/link") } }), "RUNTIME_ERROR"),
-        (json!({ "workspace": { "path": agent.path("space") }, "binds": [{ "source": "/etc" }] }), "RUNTIME_ERROR"),
-        (json!({ "workspace": { "path": agent.path("space") }, "binds": [{ "source": agent.path("space/no") }] }), "RUNTIME_ERROR"),
+        (
+            json!({ "workspace": { "path": agent.path("space") }, "binds": [{ "source": "/etc" }] }),
+            "RUNTIME_ERROR",
+        ),
+        (
+            json!({ "workspace": { "path": agent.path("space") }, "binds": [{ "source": agent.path("space/no") }] }),
+            "RUNTIME_ERROR",
+        ),
         (json!({ "workspace": { "path": agent.path("space") }, "profile": "x" }), "RUNTIME_ERROR"),
         (json!({ "workspace": { "path": "" } }), "INVALID_REQUEST_BODY"),
     ] {
@@ -327,7 +388,8 @@ fn only_what_is_allowed_can_be_mounted() {
         "binds": [{ "source": data, "dest": target, "readonly": true }, { "source": data, "dest": "/run/rw" }],
         "extra_writable": [data] });
     let id = create(&agent, &body);
-    let code = format!("cat {0}/f; echo; touch {0}/no; touch /run/rw/yes {1}/too", target.display(), data.display());
+    let code =
+        format!("cat {0}/f; echo; touch {0}/no; touch /run/rw/yes {1}/too", target.display(), data.display());
     let seen = lines(&run(&agent, &id, &code));
     assert!(seen[0] == "x" && seen[1].contains("ead-only") && seen.len() == 2, "{seen:?}");
     assert!(data.join("yes").exists() && data.join("too").exists());
@@ -341,27 +403,47 @@ fn the_file_routes_show_what_the_session_sees() {
     let agent = agent("");
     fs::write(agent.path("space/below"), "one\ntwo\n").unwrap();
     symlink("/etc/passwd", agent.path("space/out")).unwrap();
-    let body = json!({ "workspace": { "path": agent.path("space"), "mode": "overlay" }, "uid": 4321, "gid": 4322 });
+    let body =
+        json!({ "workspace": { "path": agent.path("space"), "mode": "overlay" }, "uid": 4321, "gid": 4322 });
     std::os::unix::fs::chown(agent.path("space"), Some(4321), Some(4322)).unwrap();
     let id = create(&agent, &body);
     let at = |name: &str| agent.path("space").join(name).display().to_string();
     let base = format!("/v1/isolated/session/{id}");
     let metadata = json!({ "path": at("new/dir/f"), "owner": null, "group": null }).to_string();
-    let (kind, content) = form(&[("metadata", Some("metadata"), metadata.as_bytes()), ("file", Some("f"), b"hello")]);
+    let (kind, content) =
+        form(&[("metadata", Some("metadata"), metadata.as_bytes()), ("file", Some("f"), b"hello")]);
     let sent = agent.send("POST", &format!("{base}/files/upload"), &[("Content-Type", &kind)], &content);
     assert_eq!(sent.status, 200, "{}", sent.text());
     assert_eq!(sent.header("content-length").unwrap(), "0");
-    assert_eq!(lines(&run(&agent, &id, "stat -c '%u %g %a' new/dir/f; cat new/dir/f below")), ["4321 4322 644", "helloone", "two"]);
+    assert_eq!(
+        lines(&run(&agent, &id, "stat -c '%u %g %a' new/dir/f; cat new/dir/f below")),
+        ["4321 4322 644", "helloone", "two"]
+    );
     assert!(!agent.path("space/new").exists());
-    let got = agent.send("GET", &format!("{base}/files/download?path={}", at("below")), &[("Range", "bytes=4-6")], b"");
+    let got = agent.send(
+        "GET",
+        &format!("{base}/files/download?path={}", at("below")),
+        &[("Range", "bytes=4-6")],
+        b"",
+    );
     assert_eq!((got.status, got.text().as_str()), (206, "two"));
     let info = agent.get(&format!("{base}/files/info?path={}", at("new/dir/f"))).json();
     assert_eq!((&info[at("new/dir/f")]["mode"], &info[at("new/dir/f")]["size"]), (&json!(644), &json!(5)));
-    assert_eq!(agent.post(&format!("{base}/files/mv"), &json!([{ "src": at("new/dir/f"), "dest": at("g") }])).status, 200);
-    let replaced = agent.post(&format!("{base}/files/replace?verbose=true"), &json!({ at("g"): { "old": "l", "new": "L" } }));
+    assert_eq!(
+        agent.post(&format!("{base}/files/mv"), &json!([{ "src": at("new/dir/f"), "dest": at("g") }])).status,
+        200
+    );
+    let replaced = agent
+        .post(&format!("{base}/files/replace?verbose=true"), &json!({ at("g"): { "old": "l", "new": "L" } }));
     assert_eq!(replaced.json()[at("g")]["replacedCount"], 2);
-    assert_eq!(agent.post(&format!("{base}/files/permissions"), &json!({ at("g"): { "mode": 600 } })).status, 200);
-    assert_eq!(agent.post(&format!("{base}/directories"), &json!({ at("a/b"): { "mode": 755 } })).status, 200);
+    assert_eq!(
+        agent.post(&format!("{base}/files/permissions"), &json!({ at("g"): { "mode": 600 } })).status,
+        200
+    );
+    assert_eq!(
+        agent.post(&format!("{base}/directories"), &json!({ at("a/b"): { "mode": 755 } })).status,
+        200
+    );
     let found = agent.get(&format!("{base}/files/search?path={}&pattern=g*", at(""))).json();
     assert_eq!((found.as_array().unwrap().len(), &found[0]["path"]), (1, &json!(at("g"))));
     let listed = agent.get(&format!("{base}/directories/list?path={}&depth=2", at(""))).json();
@@ -395,7 +477,10 @@ fn sessions_are_listed_deleted_and_expire() {
         all["sessions"].as_array().unwrap().iter().map(|s| s["session_id"].as_str().unwrap().into()).collect()
     };
     assert_eq!(listed(), [busy.clone(), idle.clone()]);
-    assert!(agent.get(&format!("/v1/isolated/session/{idle}")).json()["idle_remaining_seconds"].as_u64().unwrap() <= 1);
+    assert!(
+        agent.get(&format!("/v1/isolated/session/{idle}")).json()["idle_remaining_seconds"].as_u64().unwrap()
+            <= 1
+    );
     run(&agent, &idle, "sleep 1.2");
     until(|| (listed() == [busy.clone()]).then_some(()));
     assert_eq!(agent.get(&format!("/v1/isolated/session/{idle}")).status, 404);
@@ -420,7 +505,8 @@ fn a_user_namespace_knows_only_the_sessions_user() {
     let agent = agent("");
     let body = json!({ "workspace": { "path": agent.path("space"), "mode": "rw" }, "uid": 1234, "gid": 1235, "uid_mode": "userns" });
     let id = create(&agent, &body);
-    let seen = lines(&run(&agent, &id, "id -u; id -g; cat /proc/self/uid_map | tr -s ' '; touch f; stat -c %u f"));
+    let seen =
+        lines(&run(&agent, &id, "id -u; id -g; cat /proc/self/uid_map | tr -s ' '; touch f; stat -c %u f"));
     assert_eq!(seen, ["1234", "1235", " 1234 0 1", "1234"]);
     assert_eq!(fs::metadata(agent.path("space/f")).unwrap().uid(), 0);
 }
@@ -432,9 +518,16 @@ fn a_hardened_box_reduces_its_commands() {
     }
     let more = "[hardening]\nenabled = true\n[ebpf]\nenabled = true\n";
     let agent = agent(more);
-    let status = "grep -E '^(CapEff|CapBnd|NoNew|Seccomp:)' /proc/self/status; unshare -m true; mount -t tmpfs t /mnt";
+    let status =
+        "grep -E '^(CapEff|CapBnd|NoNew|Seccomp:)' /proc/self/status; unshare -m true; mount -t tmpfs t /mnt";
     let text = agent.shell(status).text();
-    for wanted in ["CapEff:\\t0000000000000000", "CapBnd:\\t0000000000000000", "NoNewPrivs:\\t1", "Seccomp:\\t2", "not permitted"] {
+    for wanted in [
+        "CapEff:\\t0000000000000000",
+        "CapBnd:\\t0000000000000000",
+        "NoNewPrivs:\\t1",
+        "Seccomp:\\t2",
+        "not permitted",
+    ] {
         assert!(text.contains(wanted), "{wanted} in {text}");
     }
     let user = agent.post("/command", &json!({ "command": status, "uid": 1234 })).text();
@@ -459,13 +552,22 @@ fn what_is_kept_and_denied_is_configured() {
     let status = "grep -E '^(CapEff|CapBnd|Seccomp:)' /proc/self/status; mkdir d || echo refused";
     for body in [json!({ "command": status }), json!({ "command": status, "uid": 1234 })] {
         let text = agent.post("/command", &body).text();
-        for wanted in ["CapEff:\\t0000000000002000", "CapBnd:\\t0000000000002000", "Seccomp:\\t2", "refused", "not permitted"] {
+        for wanted in [
+            "CapEff:\\t0000000000002000",
+            "CapBnd:\\t0000000000002000",
+            "Seccomp:\\t2",
+            "refused",
+            "not permitted",
+        ] {
             assert!(text.contains(wanted), "{wanted} in {text}");
         }
     }
     let hardening = agent.get("/v1/isolated/capabilities").json()["hardening"].clone();
     assert_eq!(hardening["init_mode"], "subreaper");
-    assert_eq!((&hardening["cap_drop"]["state"], &hardening["seccomp"]["state"]), (&json!("active"), &json!("active")));
+    assert_eq!(
+        (&hardening["cap_drop"]["state"], &hardening["seccomp"]["state"]),
+        (&json!("active"), &json!("active"))
+    );
 }
 
 #[test]

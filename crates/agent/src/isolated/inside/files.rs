@@ -90,17 +90,15 @@ async fn talk(socket: OwnedFd, agent: Arc<Agent>) -> io::Result<()> {
         }
     });
     // A broken connection is the client's business; there is nobody to tell.
-    let _ = http1::Builder::new().title_case_headers(true).serve_connection(TokioIo::new(stream), service).await;
+    let _ =
+        http1::Builder::new().title_case_headers(true).serve_connection(TokioIo::new(stream), service).await;
     Ok(())
 }
 
 fn agent(plan: &Plan, reaper: Reaper) -> Agent {
     let own = rustix::process::geteuid().as_raw();
-    let (uid, gid) = if plan.own_users {
-        (own, rustix::process::getegid().as_raw())
-    } else {
-        (plan.uid, plan.gid)
-    };
+    let (uid, gid) =
+        if plan.own_users { (own, rustix::process::getegid().as_raw()) } else { (plan.uid, plan.gid) };
     Agent {
         token: String::new(),
         port: 0,
@@ -111,7 +109,11 @@ fn agent(plan: &Plan, reaper: Reaper) -> Agent {
         identity: Identity { uid, gid, ..Identity::default() },
         reaper,
         commands: Arc::default(),
+        contexts: Default::default(),
         meter: crate::metrics::Meter::new(crate::settings::Limits::default()),
+        sessions: Default::default(),
+        terminals: Default::default(),
+        telemetry: Default::default(),
         isolated: Arc::default(),
         confined_to: plan.roots(),
     }

@@ -161,8 +161,7 @@ impl<'a> Init<'a> {
 
     fn prepare_run(&self, id: &str, script: OwnedFd) -> io::Result<(OwnedFd, Current)> {
         let file = path(id);
-        let mut copy =
-            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
+        let mut copy = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
         io::copy(&mut File::from(script), &mut copy)?;
         give(self.plan, &file)?;
         let spare = both_ends(self.plan, &path(&format!("{id}.spare")))?;
@@ -322,9 +321,8 @@ impl<'a> Init<'a> {
             found.extend(table.iter().filter(|(_, (of, _))| *of == parent).map(|(pid, _)| *pid));
             at += 1;
         }
-        found.retain(|pid| {
-            *pid != self.shell.pid && table.get(pid).is_some_and(|(_, start)| *start >= since)
-        });
+        found
+            .retain(|pid| *pid != self.shell.pid && table.get(pid).is_some_and(|(_, start)| *start >= since));
         found
     }
 }

@@ -83,8 +83,7 @@ fn become_session(control: &OwnedFd, files: OwnedFd, plan: Plan) -> io::Result<E
     rustix::process::setsid().map_err(io::Error::from).map_err(during("setsid"))?;
     // Where the change of roots finds it.
     rustix::process::chdir("/")?;
-    let mut spaces =
-        libc::CLONE_NEWNS | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC | libc::CLONE_NEWCGROUP;
+    let mut spaces = libc::CLONE_NEWNS | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC | libc::CLONE_NEWCGROUP;
     if plan.own_network {
         spaces |= libc::CLONE_NEWNET;
     }

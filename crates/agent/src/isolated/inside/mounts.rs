@@ -77,7 +77,9 @@ pub(super) fn assemble(plan: &Plan) -> io::Result<()> {
     let mut uppers = Uppers { plan, memory: None, count: 0 };
     let mut views: Vec<(&View, OwnedFd)> = opened
         .iter()
-        .map(|(view, source)| Ok((*view, show(source, view, &mut uppers).map_err(|e| about(&view.source, &e))?)))
+        .map(|(view, source)| {
+            Ok((*view, show(source, view, &mut uppers).map_err(|e| about(&view.source, &e))?))
+        })
         .collect::<io::Result<_>>()?;
     let binds = views.split_off(plan.workspaces.len());
     kernel::set_read_only(root.as_fd()).map_err(during("read-only root"))?;
@@ -277,7 +279,9 @@ fn mask() -> io::Result<()> {
                 let place = path.to_string_lossy();
                 fresh("tmpfs", &place, SAFE | MountFlags::RDONLY, Some(c"mode=755,size=4k"))?;
             }
-            Ok(_) => attach(clone_path(Path::new("/dev/null"))?.as_fd(), path).map_err(|e| about(path, &e))?,
+            Ok(_) => {
+                attach(clone_path(Path::new("/dev/null"))?.as_fd(), path).map_err(|e| about(path, &e))?
+            }
             Err(_) => {}
         }
     }
