@@ -22,7 +22,7 @@ from stack import Stack
 # These hold for every runtime; the others look at the host, or make servers of their own.
 EVERY_RUNTIME = {
     *("test_adapters", "test_lifecycle", "test_async", "test_commands", "test_files", "test_osb", "test_other_clients"),
-    *("test_code", "test_mcp", "test_sessions", "test_terminals"),
+    *("test_code", "test_isolated", "test_mcp", "test_sessions", "test_terminals"),
 }
 
 OTHER = os.environ.get("SANDGLASS_E2E_URL")

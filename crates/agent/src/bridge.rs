@@ -115,7 +115,7 @@ fn clean_request(headers: &mut HeaderMap, peer: SocketAddr, upgrade: Option<&Hea
     headers.remove("x-forwarded-host");
 }
 
-fn remove_hop_by_hop(headers: &mut HeaderMap) {
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<String> = headers
         .get_all(CONNECTION)
         .iter()

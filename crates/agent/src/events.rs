@@ -69,8 +69,22 @@ pub fn complete(out: &mut Vec<u8>, millis: u64, stamp: &Stamp) {
 
 pub fn error(out: &mut Vec<u8>, value: &str, trace: &str, stamp: &Stamp) {
     out.extend_from_slice(br#"{"type":"error","timestamp":"#);
+    error_body(out, "CommandExecError", value, trace, stamp);
+}
+
+/// An error of another name, whose text is repeated beside it.
+pub fn named_error(out: &mut Vec<u8>, name: &str, value: &str, trace: &str, stamp: &Stamp) {
+    out.extend_from_slice(br#"{"type":"error","text":""#);
+    escape(out, trace.as_bytes());
+    out.extend_from_slice(br#"","timestamp":"#);
+    error_body(out, name, value, trace, stamp);
+}
+
+fn error_body(out: &mut Vec<u8>, name: &str, value: &str, trace: &str, stamp: &Stamp) {
     out.extend_from_slice(stamp.0.as_bytes());
-    out.extend_from_slice(br#","error":{"ename":"CommandExecError","evalue":""#);
+    out.extend_from_slice(br#","error":{"ename":""#);
+    escape(out, name.as_bytes());
+    out.extend_from_slice(br#"","evalue":""#);
     escape(out, value.as_bytes());
     out.extend_from_slice(br#"","traceback":[""#);
     escape(out, trace.as_bytes());

@@ -11,11 +11,13 @@ use sandglass_agent::accounts::{Accounts, Identity};
 use sandglass_agent::code::{Contexts, readiness};
 use sandglass_agent::command::Commands;
 use sandglass_agent::envs::Env;
+use sandglass_agent::hardening::{self, Floor, Surroundings};
 use sandglass_agent::http::{router::Agent, serve};
 use sandglass_agent::init::reap::Reaper;
 use sandglass_agent::init::spawn::Launch;
 use sandglass_agent::init::supervise::{self, Entrypoint};
 use sandglass_agent::init::{become_subreaper, is_pid_one, prepare_process};
+use sandglass_agent::isolated::{self, inside};
 use sandglass_agent::metrics::Meter;
 use sandglass_agent::pty::Terminals;
 use sandglass_agent::session::Sessions;
@@ -32,6 +34,9 @@ const NOT_STARTED: i32 = 127;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
+    if args.first().is_some_and(|word| word == inside::WORD) {
+        return inside::run();
+    }
     let settings = match Settings::load(&args) {
         Ok(Start::Serve(settings)) => *settings,
         Ok(Start::Print(text)) => {
@@ -112,6 +117,10 @@ async fn run(mut settings: Settings) -> i32 {
     };
     let meter = Meter::new(settings.limits);
     let (telemetry, exporter) = start_telemetry(&settings.env, &meter);
+    let isolated = match harden(&settings, &home, &cwd) {
+        Ok(isolated) => Arc::new(isolated),
+        Err(error) => return status.failed("agent", &error.to_string(), 1),
+    };
     let agent = Arc::new(Agent {
         token: settings.token,
         port,
@@ -127,6 +136,8 @@ async fn run(mut settings: Settings) -> i32 {
         meter,
         telemetry,
         contexts: Contexts::default(),
+        isolated,
+        confined_to: Vec::new(),
     });
     let server = tokio::spawn(serve::serve(listener, Arc::clone(&agent)));
     let ready = tokio::spawn(readiness::answer(readiness::port(&agent.env)));
@@ -189,6 +200,21 @@ fn start_entrypoint(agent: &Agent, argv: &[String]) -> Result<Option<Entrypoint>
         Ok((pid, exit)) => Ok(Some(Entrypoint { pid, exit })),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Sets the floor of user processes, before there is any.
+fn harden(settings: &Settings, home: &str, cwd: &Path) -> Result<isolated::Sessions, hardening::ConfigError> {
+    let config = hardening::Config::load(settings.isolation_config.as_deref())?;
+    let own_places = vec![home.into(), cwd.to_owned(), settings.env_file.clone()];
+    let around = Surroundings { box_for_sessions: settings.isolation, own_places };
+    let (floor, status) = Floor::of_box(&config, &around)?;
+    hardening::set_floor(floor);
+    let init = match (settings.init, is_pid_one()) {
+        (false, _) => hardening::Init::None,
+        (true, true) => hardening::Init::Pid1,
+        (true, false) => hardening::Init::Subreaper,
+    };
+    Ok(isolated::Sessions::new(config, status.under(init)))
 }
 
 fn own_identity() -> Identity {

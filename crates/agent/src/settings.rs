@@ -36,6 +36,9 @@ pub struct BootConfig {
     pub cpu_millis: Option<u64>,
     #[serde(default)]
     pub memory_bytes: Option<u64>,
+    /// The box was given what isolated sessions need.
+    #[serde(default)]
+    pub isolation: bool,
 }
 
 /// Limits as the control plane knows them, for boxes that cannot see their own cgroup.
@@ -61,6 +64,8 @@ pub struct Settings {
     pub status: Option<File>,
     /// Booted by the control plane: the box's layout is ours to complete.
     pub booted: bool,
+    pub isolation: bool,
+    pub isolation_config: Option<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +89,7 @@ struct Flags {
     token: Option<String>,
     init: bool,
     boot_fd: Option<RawFd>,
+    isolation_config: Option<PathBuf>,
     entrypoint: Vec<String>,
     /// Over the environment's variables of these names.
     jupyter: Vec<(&'static str, String)>,
@@ -120,6 +126,7 @@ impl Settings {
         if !boot.sandbox_id.is_empty() {
             env.insert("OPENSANDBOX_ID".into(), boot.sandbox_id);
         }
+        let isolation_config = env.get("EXECD_ISOLATION_CONFIG").filter(|p| !p.is_empty()).map(PathBuf::from);
         let env_file = finish_env(&mut env);
         Ok(Settings {
             token: boot.access_token,
@@ -134,6 +141,8 @@ impl Settings {
             listener: Some(listener),
             status: Some(status),
             booted: true,
+            isolation: boot.isolation,
+            isolation_config,
         })
     }
 
@@ -158,6 +167,10 @@ impl Settings {
             listener: None,
             status: None,
             booted: false,
+            isolation: false,
+            isolation_config: flags
+                .isolation_config
+                .or_else(|| text("EXECD_ISOLATION_CONFIG").map(PathBuf::from)),
         }
     }
 }
@@ -226,6 +239,7 @@ fn parse_flags(args: &[String]) -> Result<Flags, SettingsError> {
         match name {
             "port" => flags.port = Some(value.parse().map_err(|_| number())?),
             "access-token" => flags.token = Some(value).filter(|t| !t.is_empty()),
+            "isolation-config" => flags.isolation_config = Some(value.into()),
             "boot-fd" => flags.boot_fd = Some(value.parse().map_err(|_| number())?),
             "jupyter-host" => flags.jupyter.push(("JUPYTER_HOST", value)),
             "jupyter-token" => flags.jupyter.push(("JUPYTER_TOKEN", value)),
@@ -233,7 +247,6 @@ fn parse_flags(args: &[String]) -> Result<Flags, SettingsError> {
             "log-level"
             | "graceful-shutdown-timeout"
             | "jupyter-idle-poll-interval"
-            | "isolation-config"
             | "lifecycle-startup-status-file" => {}
             _ => return Err(usage(format!("flag provided but not defined: -{name}"))),
         }

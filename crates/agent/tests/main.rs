@@ -26,3 +26,5 @@ mod sessions;
 mod telemetry;
 #[path = "support/terminals.rs"]
 mod terminals;
+#[path = "support/isolated.rs"]
+mod isolated;

@@ -1,4 +1,7 @@
 //! What root of a box may do inside it: Docker's default set, and nothing can add to it.
+//!
+//! The agent of a box with isolated sessions has CAP_SYS_ADMIN besides, over the box's own user namespace; it takes it
+//! away from every process that it starts.
 
 use std::io;
 
@@ -23,12 +26,17 @@ pub const ALLOWED: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::KILL)
     .union(CapabilitySet::AUDIT_WRITE);
 
+pub const NONE: CapabilitySet = CapabilitySet::empty();
+/// What making a session's namespaces and mounts takes.
+pub const SESSIONS: CapabilitySet = CapabilitySet::SYS_ADMIN;
+
 /// Drops everything else for good. A program executed as root gets the bounding set, so that is what counts.
-pub fn restrict() -> io::Result<()> {
+pub fn restrict(more: CapabilitySet) -> io::Result<()> {
+    let allowed = ALLOWED | more;
     clear_ambient_capability_set()?;
     for bit in 0..64 {
         let one = CapabilitySet::from_bits_retain(1 << bit);
-        if ALLOWED.contains(one) {
+        if allowed.contains(one) {
             continue;
         }
         match remove_capability_from_bounding_set(one) {
@@ -37,6 +45,6 @@ pub fn restrict() -> io::Result<()> {
             other => other?,
         }
     }
-    let sets = CapabilitySets { effective: ALLOWED, permitted: ALLOWED, inheritable: CapabilitySet::empty() };
+    let sets = CapabilitySets { effective: allowed, permitted: allowed, inheritable: CapabilitySet::empty() };
     Ok(set_capabilities(None, sets)?)
 }

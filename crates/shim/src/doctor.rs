@@ -192,7 +192,7 @@ fn control_groups() -> Vec<Check> {
 
 fn system_call_filter() -> Check {
     let available = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
-    let result = match seccomp::compile() {
+    let result = match seccomp::compile(seccomp::Extent::Usual) {
         Ok(program) if available.contains("kill_process") => Ok(format!("{} instructions", program.len())),
         Ok(_) => Err("the kernel cannot filter system calls".into()),
         Err(error) => Err(error.to_string()),

@@ -22,7 +22,7 @@ impl Host {
         let score = fs::read_to_string("/proc/self/oom_score_adj").unwrap_or_default();
         Ok(Self {
             cgroups: Layout::detect()?,
-            seccomp: seccomp::compile()?,
+            seccomp: seccomp::compile(seccomp::Extent::Usual)?,
             boot_id: directory::boot_id(),
             oom_score_adjusted: !matches!(score.trim(), "" | "0"),
         })

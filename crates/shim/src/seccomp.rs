@@ -3,8 +3,11 @@
 //! An allow-list in the manner of Docker's default profile for the capabilities that boxes have. Everything else
 //! fails with EPERM, except calls newer than this list and `clone3`, which fail with ENOSYS so that C libraries
 //! fall back to older calls. Programs of another architecture are killed.
-//! Invariant: nothing here makes namespaces, mounts, loads code into the kernel or reaches keys or other tasks'
-//! descriptors beyond what Docker allows. Compiled once, in the zygote.
+//! A box with isolated sessions gets the calls that make them, too; for those the kernel wants CAP_SYS_ADMIN, which only
+//! its agent has. User namespaces stay forbidden there as well: in one of its own, any process has every capability.
+//! Invariant: nothing here makes user namespaces, loads code into the kernel or reaches keys or other tasks'
+//! descriptors beyond what Docker allows; nothing in the usual list mounts or makes namespaces of any kind. That one is
+//! compiled once, in the zygote.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -45,8 +48,16 @@ const RAW_SOCKETS: [(i32, Option<i32>); 4] = [
 /// System calls from this number on did not exist when the list was written.
 const FIRST_UNKNOWN_CALL: u32 = 470;
 
+/// Which list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    Usual,
+    /// For a box whose agent makes namespaces inside.
+    Sessions,
+}
+
 /// Compiles the filter.
-pub fn compile() -> io::Result<BpfProgram> {
+pub fn compile(extent: Extent) -> io::Result<BpfProgram> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         calls::ALLOWED.iter().chain(calls::ALLOWED_OLD).map(|call| (*call, Vec::new())).collect();
     let values = |value: &u64| rule(vec![condition(0, SeccompCmpOp::Eq, *value)?]);
@@ -55,6 +66,11 @@ pub fn compile() -> io::Result<BpfProgram> {
         .insert(libc::SYS_clone, vec![rule(vec![condition(0, SeccompCmpOp::MaskedEq(NEW_NAMESPACES), 0)?])?]);
     rules.insert(libc::SYS_socket, sockets()?);
     rules.insert(libc::SYS_prlimit64, own_limits()?);
+    if extent == Extent::Sessions {
+        rules.extend(calls::OF_SESSIONS.iter().map(|call| (*call, Vec::new())));
+        let no_users = condition(0, SeccompCmpOp::MaskedEq(libc::CLONE_NEWUSER as u64), 0)?;
+        rules.insert(libc::SYS_unshare, vec![rule(vec![no_users])?]);
+    }
     let filter = SeccompFilter::new(
         rules,
         SeccompAction::Errno(libc::EPERM as u32),
@@ -151,8 +167,10 @@ mod tests {
 
     #[test]
     fn the_filter_compiles_and_fits_the_kernel() {
-        let program = compile().unwrap();
-        assert!(program.len() > 300 && program.len() < 4096, "{} instructions", program.len());
+        for extent in [Extent::Usual, Extent::Sessions] {
+            let program = compile(extent).unwrap();
+            assert!(program.len() > 300 && program.len() < 4096, "{} instructions", program.len());
+        }
     }
 
     #[test]

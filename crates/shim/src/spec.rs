@@ -129,6 +129,9 @@ pub struct ProcessSpec {
     #[serde(default)]
     pub user: String,
     pub agent_port: u16,
+    /// The agent may make namespaces inside the box, for isolated sessions.
+    #[serde(default)]
+    pub isolation: bool,
 }
 
 /// What may change during a box's life. Written by the server only; the shim re-reads it before it acts on it.

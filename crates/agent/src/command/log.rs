@@ -22,7 +22,7 @@ const ON_DISK: u64 = 64 << 20;
 const IN_MEMORY: u64 = 8 << 20;
 const CHUNK: u64 = 64 << 10;
 
-pub(super) struct Log {
+pub(crate) struct Log {
     file: File,
     capacity: u64,
     kept: Mutex<Kept>,
@@ -37,7 +37,7 @@ struct Kept {
 }
 
 impl Log {
-    pub(super) fn create(tmp: &Path) -> io::Result<Self> {
+    pub(crate) fn create(tmp: &Path) -> io::Result<Self> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let (fd, capacity) = match rustix::fs::open(tmp, flags, Mode::RUSR | Mode::WUSR) {
             Ok(fd) => (fd, ON_DISK),
@@ -71,7 +71,7 @@ impl Log {
     }
 
     /// Takes over what is waiting in the pipe, so that a reader sees all that a process wrote before it ended.
-    pub(super) fn catch_up(&self) {
+    pub(crate) fn catch_up(&self) {
         let Some(pipe) = self.source.get() else { return };
         // As many reads as a full pipe holds; a writer that is faster than this must not hold up the reader.
         for _ in 0..8 {
@@ -82,7 +82,7 @@ impl Log {
     }
 
     /// The offsets to serve for a cursor.
-    pub(super) fn range(&self, cursor: u64) -> (u64, u64) {
+    pub(crate) fn range(&self, cursor: u64) -> (u64, u64) {
         let kept = *self.lock();
         (cursor.max(kept.start).min(kept.end.max(cursor)), kept.end)
     }
@@ -97,7 +97,7 @@ impl Log {
         Ok((self.lock().start <= from).then_some(buffer))
     }
 
-    pub(super) fn body(log: Arc<Log>, from: u64, end: u64) -> Body {
+    pub(crate) fn body(log: Arc<Log>, from: u64, end: u64) -> Body {
         let (tx, body) = Body::channel(2, Some(end - from));
         tokio::spawn(async move {
             let mut at = from;
@@ -122,7 +122,7 @@ impl Log {
 }
 
 /// Copies a background command's output into its log until the last writer is gone.
-pub(super) async fn fill(log: Arc<Log>, pipe: pipe::Receiver) {
+pub(crate) async fn fill(log: Arc<Log>, pipe: pipe::Receiver) {
     let pipe = log.source.get_or_init(|| pipe);
     while pipe.readable().await.is_ok() {
         if matches!(pipes::try_read(pipe, |bytes| log.append(bytes)), Read::End) {

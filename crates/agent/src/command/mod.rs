@@ -2,7 +2,7 @@
 
 mod foreground;
 mod launch;
-mod log;
+pub(crate) mod log;
 pub(crate) mod pipes;
 mod registry;
 mod request;

@@ -30,6 +30,7 @@ use crate::envs;
 use crate::http::query::{Query, read_json};
 use crate::http::reply::{self, Code, Failure, Outcome};
 use crate::http::router::Agent;
+use crate::isolated;
 use identity::Ids;
 
 /// How long somebody who was refused is still listened to.
@@ -187,7 +188,12 @@ impl Scope {
         }
         let expanded = envs::expand_path(raw, &self.agent.env, &self.agent.home)
             .map_err(|e| Failure::runtime(e.to_string()))?;
-        Ok(envs::clean(&self.agent.cwd, &expanded))
+        let path = envs::clean(&self.agent.cwd, &expanded);
+        let roots = &self.agent.confined_to;
+        if !roots.is_empty() && !isolated::confines(roots, &path) {
+            return Err(Failure::invalid(format!("{} is outside the session's directories", path.display())));
+        }
+        Ok(path)
     }
 
     /// The owner of what a request creates without saying whose it is; `None` when that is whoever creates it.

@@ -29,6 +29,8 @@ pub enum Code {
     ServiceUnavailable,
     FilesystemIdentityUnavailable,
     NotSupported,
+    SessionNotFound,
+    ServiceUnavailable,
     NotFound,
     Unknown,
 }
@@ -49,6 +51,8 @@ impl Code {
             Code::ServiceUnavailable => "SERVICE_UNAVAILABLE",
             Code::FilesystemIdentityUnavailable => "FILESYSTEM_IDENTITY_UNAVAILABLE",
             Code::NotSupported => "NOT_SUPPORTED",
+            Code::SessionNotFound => "SESSION_NOT_FOUND",
+            Code::ServiceUnavailable => "SERVICE_UNAVAILABLE",
             Code::NotFound => "NOT_FOUND",
             Code::Unknown => "UNKNOWN",
         }

@@ -19,6 +19,7 @@ use crate::command::{self, Commands};
 use crate::envs::Env;
 use crate::files;
 use crate::init::reap::Reaper;
+use crate::isolated;
 use crate::metrics::Meter;
 use crate::pty::{self, Terminals};
 use crate::session::{self, Sessions};
@@ -43,6 +44,9 @@ pub struct Agent {
     pub sessions: Sessions,
     pub terminals: Terminals,
     pub telemetry: Telemetry,
+    pub isolated: Arc<isolated::Sessions>,
+    /// Where file routes may reach; everywhere when empty.
+    pub confined_to: Vec<PathBuf>,
 }
 
 /// Answers one request. Never fails: what goes wrong is an answer too.
@@ -98,6 +102,7 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
         (_, ["pty", ..]) => pty::dispatch(agent, &segments, &query, request).await,
         (_, ["files" | "directories", ..]) => files::dispatch(agent, &segments, &query, request).await,
         (_, ["v1", "filesystem", rest @ ..]) => files::dispatch_as(agent, rest, &query, request).await,
+        (_, ["v1", "isolated", rest @ ..]) => isolated::dispatch(agent, rest, &query, request).await,
         _ => {
             drain(request.into_body()).await;
             Err(later(&segments).unwrap_or_else(|| {
@@ -133,7 +138,6 @@ pub async fn drain(mut body: Incoming) {
 /// Routes of the contract that this version does not serve yet.
 fn later(segments: &[&str]) -> Option<Failure> {
     let what = match segments {
-        ["v1", "isolated", ..] => "isolated execution is",
         ["ready"] | ["internal", "init"] => "runtime initialisation is",
         _ => return None,
     };

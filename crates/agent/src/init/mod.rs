@@ -1,4 +1,4 @@
-//! Being PID 1: spawning, reaping, signals and shutdown. The only place of this crate with `unsafe`.
+//! Being PID 1: spawning, reaping, signals and shutdown. With `kernel` and `hardening`, the places of this crate with `unsafe`.
 
 pub mod kin;
 pub mod reap;
@@ -65,6 +65,11 @@ pub fn prepare_process() {
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(mask);
     let _ = UMASK.set(mask.bits());
+}
+
+/// Sets what new files get by upload, whatever the process's own mask is; only before [`prepare_process`].
+pub fn set_default_mode(mode: u32) {
+    let _ = UMASK.set(0o777 & !mode);
 }
 
 /// The mode a new file gets when the caller did not ask for one.

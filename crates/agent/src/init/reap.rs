@@ -82,6 +82,14 @@ impl Reaper {
         Ok((pid, rx))
     }
 
+    /// The exit of a process that this one did not start itself but is or becomes its parent. To be called before
+    /// anything waits, or the exit may be gone.
+    pub fn adopt(&self, pid: i32) -> oneshot::Receiver<Exit> {
+        let (tx, rx) = oneshot::channel();
+        self.lock().insert(pid, tx);
+        rx
+    }
+
     fn sweep(&self) {
         loop {
             let mut status = 0;

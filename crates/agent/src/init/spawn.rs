@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use crate::accounts::Identity;
 use crate::envs::{self, Env};
+use crate::hardening;
 
 /// What a new process leads, and so what a signal to it reaches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -95,6 +96,7 @@ impl Launch<'_> {
         let stdio = |fd: Option<OwnedFd>| fd.map_or_else(Stdio::inherit, Stdio::from);
         command.stdin(stdio(self.stdin)).stdout(stdio(self.stdout)).stderr(stdio(self.stderr));
         let switching = self.identity.filter(|id| !is_own(id));
+        hardening::before_switch(&mut command);
         if let Some(identity) = switching {
             switch_identity(&mut command, identity);
         }
@@ -107,6 +109,7 @@ impl Launch<'_> {
         }
         attach(&mut command, &extras)
             .map_err(|source| LaunchError::Other { program: display(program.as_os_str()), source })?;
+        hardening::after_switch(&mut command);
         // The handle is dropped without a wait: the reaper collects the child.
         match command.spawn() {
             Ok(child) => Ok(i32::try_from(child.id()).unwrap_or(i32::MAX)),

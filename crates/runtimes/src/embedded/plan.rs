@@ -74,6 +74,7 @@ impl Shared {
                 cwd: non_empty(&image.config.working_dir, "/"),
                 user: image.config.user.clone(),
                 agent_port: AGENT_PORT,
+                isolation: asks_for_sessions(&plan.spec),
             },
             hostname,
             access_token: plan.agent_token.clone(),
@@ -83,6 +84,11 @@ impl Shared {
                 .map_err(|e| RuntimeError::new(RuntimeErrorKind::Failed, "spec", e.to_string()))?,
         })
     }
+}
+
+/// Whether the box is to have isolated sessions: the extension that asks for them on every runtime.
+fn asks_for_sessions(spec: &Spec) -> bool {
+    spec.extensions.get("bootstrap.execd.isolation").is_some_and(|value| value == "enable")
 }
 
 /// Other kinds of volumes are not admitted on this runtime.

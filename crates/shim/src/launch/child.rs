@@ -69,7 +69,13 @@ fn become_agent(plan: &Plan<'_>, sync: &Sync) -> Result<std::convert::Infallible
     // Set again: changing ids cleared it. The shim may have died in between, which only the socket tells.
     set_parent_process_death_signal(Some(Signal::KILL)).during("process")?;
     still_wanted(&sync_fd)?;
-    seccomp::apply(&plan.host.seccomp).during("security")?;
+    if plan.spec.process.isolation {
+        // Rare enough not to be compiled beforehand.
+        seccomp::compile(seccomp::Extent::Sessions).and_then(|program| seccomp::apply(&program))
+    } else {
+        seccomp::apply(&plan.host.seccomp)
+    }
+    .during("security")?;
     let error = Command::new(format!("/{AGENT}"))
         .arg0("execd")
         .args(["--init", "--boot-fd", &BOOT_FD.to_string()])
@@ -132,7 +138,8 @@ fn restrict(plan: &Plan<'_>) -> Result<(), Failure> {
     setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: Some(most) }).during("process")?;
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).during("process")?;
     rustix::thread::set_no_new_privs(true).during("security")?;
-    capabilities::restrict().during("security")
+    let sessions = if plan.spec.process.isolation { capabilities::SESSIONS } else { capabilities::NONE };
+    capabilities::restrict(sessions).during("security")
 }
 
 /// Puts 0 to 5 in place and marks the rest to be closed; returns the socket to the shim, which had to move.

@@ -235,6 +235,7 @@ fn boot_config(spec: &BoxSpec) -> io::Result<OwnedFd> {
         "statusFd": child::STATUS_FD,
         "cpuMillis": spec.limits.cpu_millis,
         "memoryBytes": spec.limits.memory_bytes,
+        "isolation": process.isolation,
     });
     let mut file = File::from(rustix::fs::memfd_create("boot", MemfdFlags::CLOEXEC)?);
     file.write_all(&serde_json::to_vec(&config)?)?;

@@ -1,5 +1,20 @@
 //! The names on the list, and nothing else.
 
+/// What the agent of a box with isolated sessions makes them with.
+pub const OF_SESSIONS: &[i64] = &[
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fsopen,
+    libc::SYS_mount,
+    libc::SYS_mount_setattr,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_pivot_root,
+    libc::SYS_setns,
+    libc::SYS_umount2,
+    libc::SYS_sethostname,
+];
+
 /// Calls of every architecture.
 pub const ALLOWED: &[i64] = &[
     libc::SYS_accept,

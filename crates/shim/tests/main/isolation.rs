@@ -334,3 +334,21 @@ fn a_volume_s_source_that_became_a_link_is_refused() {
         assert!(message.contains("volume source changed while it was being mounted"), "{message}");
     }
 }
+
+#[test]
+fn a_box_for_sessions_mounts_in_namespaces_of_its_own_and_still_makes_no_users() {
+    let stage = stage();
+    let boxed = stage.boxed_with(|spec| spec.process.isolation = true);
+    let (text, code) =
+        boxed.run("unshare -m sh -c 'mount -t tmpfs t /tmp && touch /tmp/inside && ls /tmp'; ls /tmp");
+    assert_eq!((text.trim(), code), ("inside", 0));
+    for denied in ["unshare-user", "clone-user", "bpf", "init_module", "keyctl"] {
+        let (text, _) = boxed.run(&format!("/opt/opensandbox/execd probe {denied}"));
+        assert!(text.contains("denied"), "{denied}: {text}");
+    }
+    for locked in ["umount /opt/opensandbox/execd", "mount -o remount,rw,bind /opt/opensandbox/execd"] {
+        assert_ne!(boxed.run(locked).1, 0, "{locked}");
+    }
+    let usual = stage.boxed();
+    assert_ne!(usual.run("unshare -m true").1, 0);
+}
