@@ -5,6 +5,8 @@
 //! Invariant: no request, however malformed, may end the process, because PID 1 takes the box with it.
 
 pub mod accounts;
+pub mod binding;
+pub mod bootstrap;
 pub mod bridge;
 mod cgroup;
 pub mod code;
@@ -12,11 +14,14 @@ pub mod command;
 pub mod envs;
 pub mod events;
 pub mod files;
+pub mod hooks;
 pub mod http;
 pub mod init;
+pub mod journal;
 pub mod lines;
 pub mod metrics;
 pub mod pty;
 pub mod session;
 pub mod settings;
 pub mod telemetry;
+pub mod trust;

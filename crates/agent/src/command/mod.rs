@@ -21,10 +21,11 @@ use crate::http::reply::{self, Code, Failure, Outcome};
 use crate::http::router::Agent;
 use crate::init::signal_group;
 use log::Log;
-pub use registry::Commands;
 use registry::Command;
+pub use registry::Commands;
 pub(crate) use registry::End;
 use request::CommandRequest;
+pub(crate) use request::envs as envs_of;
 
 const CURSOR_HEADER: &str = "execd-commands-tail-cursor";
 const INTERRUPT_GRACE: Duration = Duration::from_secs(3);

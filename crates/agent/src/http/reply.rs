@@ -30,6 +30,7 @@ pub enum Code {
     FilesystemIdentityUnavailable,
     NotSupported,
     NotFound,
+    AlreadyInitialized,
     Unknown,
 }
 
@@ -50,6 +51,7 @@ impl Code {
             Code::FilesystemIdentityUnavailable => "FILESYSTEM_IDENTITY_UNAVAILABLE",
             Code::NotSupported => "NOT_SUPPORTED",
             Code::NotFound => "NOT_FOUND",
+            Code::AlreadyInitialized => "ALREADY_INITIALIZED",
             Code::Unknown => "UNKNOWN",
         }
     }

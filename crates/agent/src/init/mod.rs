@@ -1,5 +1,7 @@
 //! Being PID 1: spawning, reaping, signals and shutdown. The only place of this crate with `unsafe`.
 
+pub mod begin;
+pub mod clone3;
 pub mod kin;
 pub mod reap;
 pub mod spawn;
