@@ -129,6 +129,9 @@ pub struct ProcessSpec {
     #[serde(default)]
     pub user: String,
     pub agent_port: u16,
+    /// Hooks for the agent; opaque to the shim, null without any.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub lifecycle: Value,
 }
 
 /// What may change during a box's life. Written by the server only; the shim re-reads it before it acts on it.

@@ -74,6 +74,7 @@ impl Shared {
                 cwd: non_empty(&image.config.working_dir, "/"),
                 user: image.config.user.clone(),
                 agent_port: AGENT_PORT,
+                lifecycle: hooks(&plan.spec)?,
             },
             hostname,
             access_token: plan.agent_token.clone(),
@@ -83,6 +84,15 @@ impl Shared {
                 .map_err(|e| RuntimeError::new(RuntimeErrorKind::Failed, "spec", e.to_string()))?,
         })
     }
+}
+
+/// As the agent reads them.
+fn hooks(spec: &Spec) -> Result<serde_json::Value, RuntimeError> {
+    if spec.hooks.is_empty() {
+        return Ok(serde_json::Value::Null);
+    }
+    serde_json::to_value(&spec.hooks)
+        .map_err(|e| RuntimeError::new(RuntimeErrorKind::Failed, "spec", e.to_string()))
 }
 
 /// Other kinds of volumes are not admitted on this runtime.

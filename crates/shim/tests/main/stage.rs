@@ -102,6 +102,7 @@ impl Stage {
                 cwd: "/".into(),
                 user: String::new(),
                 agent_port: PORT,
+                lifecycle: serde_json::Value::Null,
             },
             access_token: "secret-token".into(),
             route_token: "route-token".into(),
