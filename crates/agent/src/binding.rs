@@ -231,7 +231,7 @@ impl Init {
         };
         let attributes = attributes(&object)?;
         let warnings =
-            (attributes > 0).then_some("telemetry attributes are not used: this agent exports none");
+            (attributes > 0).then_some("telemetry attributes are not used: measurements keep those of the start");
         let envs = crate::command::envs_of(&object)?;
         let warnings = warnings.into_iter().collect();
         Ok(Init { sandbox, generation, restart, token_digest, envs, hooks, warnings })

@@ -46,7 +46,7 @@ fn nothing_but_the_initialisation_is_answered_before_it() {
     let answer = agent.post("/internal/init", &body);
     assert_eq!(answer.status, 200, "{}", answer.text());
     let expected = json!({"status": "initialized", "sandboxId": "box-7", "generation": 3,
-        "warning": ["telemetry attributes are not used: this agent exports none"]});
+        "warning": ["telemetry attributes are not used: measurements keep those of the start"]});
     assert_eq!(answer.json(), expected);
     let again = agent.post("/internal/init", &body);
     assert_eq!((again.status, again.json()["code"].as_str()), (409, Some("ALREADY_INITIALIZED")));
