@@ -5,12 +5,21 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::ops::Deref;
 use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
 
 pub type Env = BTreeMap<String, String>;
 
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-const SECRETS: [&str; 1] = ["EXECD_ACCESS_TOKEN"];
+/// What is the agent's alone; the hooks in it were read at the start.
+const SECRETS: [&str; 5] = [
+    "EXECD_ACCESS_TOKEN",
+    "OPENSANDBOX_LIFECYCLE",
+    "OPEN_SANDBOX_LIFECYCLE",
+    "EXECD_LIFECYCLE_CONFIG",
+    "EXECD_RUNTIME_INIT",
+];
 /// What configures the agent and is nobody else's business; `/command` alone must see the path of the env file.
 const PRIVATE: [&str; 8] = [
     "EXECD_ACCESS_TOKEN",
@@ -24,6 +33,32 @@ const PRIVATE: [&str; 8] = [
 ];
 /// A box may write anything into its env file; reading stops here.
 const MAX_FILE: u64 = 4 << 20;
+
+/// The environment of user processes as long as the agent lives: replaced at most once, when the box becomes somebody's.
+#[derive(Debug)]
+pub struct LiveEnv {
+    first: Env,
+    bound: OnceLock<Env>,
+}
+
+impl LiveEnv {
+    pub fn new(first: Env) -> Self {
+        LiveEnv { first, bound: OnceLock::new() }
+    }
+
+    /// Takes effect once; processes that run keep what they were started with.
+    pub fn bind(&self, env: Env) {
+        let _ = self.bound.set(env);
+    }
+}
+
+impl Deref for LiveEnv {
+    type Target = Env;
+
+    fn deref(&self) -> &Env {
+        self.bound.get().unwrap_or(&self.first)
+    }
+}
 
 pub fn strip_secrets(env: &mut Env) {
     env.retain(|name, _| !SECRETS.iter().any(|secret| name.eq_ignore_ascii_case(secret)));

@@ -5,6 +5,8 @@
 //! Invariant: no request, however malformed, may end the process, because PID 1 takes the box with it.
 
 pub mod accounts;
+pub mod binding;
+pub mod bootstrap;
 pub mod bridge;
 mod cgroup;
 pub mod code;
@@ -13,9 +15,11 @@ pub mod envs;
 pub mod events;
 pub mod files;
 pub mod hardening;
+pub mod hooks;
 pub mod http;
 pub mod init;
 pub mod isolated;
+pub mod journal;
 pub mod kernel;
 pub mod lines;
 pub mod metrics;
@@ -23,3 +27,4 @@ pub mod pty;
 pub mod session;
 pub mod settings;
 pub mod telemetry;
+pub mod trust;

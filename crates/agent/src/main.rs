@@ -8,33 +8,37 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandglass_agent::accounts::{Accounts, Identity};
+use sandglass_agent::binding::{Binding, Restart};
+use sandglass_agent::bootstrap;
 use sandglass_agent::code::{Contexts, readiness};
 use sandglass_agent::command::Commands;
-use sandglass_agent::envs::Env;
+use sandglass_agent::envs::{Env, LiveEnv};
 use sandglass_agent::hardening::{self, Floor, Surroundings};
-use sandglass_agent::http::{router::Agent, serve};
+use sandglass_agent::http::router::Agent;
+use sandglass_agent::http::serve::{self, Serving};
+use sandglass_agent::init::begin::{Begin, NotStarted, Status};
 use sandglass_agent::init::reap::Reaper;
-use sandglass_agent::init::spawn::Launch;
-use sandglass_agent::init::supervise::{self, Entrypoint};
+use sandglass_agent::init::supervise::{self, Ended};
 use sandglass_agent::init::{become_subreaper, is_pid_one, prepare_process};
 use sandglass_agent::isolated::{self, inside};
+use sandglass_agent::journal::{self, Level};
 use sandglass_agent::metrics::Meter;
 use sandglass_agent::pty::Terminals;
 use sandglass_agent::session::Sessions;
 use sandglass_agent::settings::{Settings, Start};
 use sandglass_agent::telemetry::{self, Telemetry};
-use serde_json::json;
+use sandglass_agent::trust::Trust;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 /// A box at its limit of processes lets no thread be started. As long as there is one already, file work only waits for it;
 /// with none the runtime would panic, and PID 1 would be gone.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-/// The entrypoint could not be started: what a shell answers for a missing program.
-const NOT_STARTED: i32 = 127;
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
-    if args.first().is_some_and(|word| word == inside::WORD) {
+    let args: Vec<String> = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect();
+    if args.get(1).is_some_and(|word| word == inside::WORD) {
         return inside::run();
     }
     let settings = match Settings::load(&args) {
@@ -43,11 +47,19 @@ fn main() -> ExitCode {
             let _ = writeln!(io::stdout(), "{text}");
             return ExitCode::SUCCESS;
         }
+        Ok(Start::Dump) => {
+            return bootstrap::dump(&mut io::stdout()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+        }
         Err(error) => {
-            complain(&error.to_string());
+            journal::note(Level::Fatal, &error.to_string());
             return ExitCode::from(2);
         }
     };
+    journal::open(settings.log_level, settings.log_file.as_deref());
+    if let Err(error) = settings.clone3.apply() {
+        journal::note(Level::Fatal, &format!("EXECD_CLONE3_COMPAT: {error}"));
+        return ExitCode::FAILURE;
+    }
     prepare_process();
     // One thread runs everything but file work: it is all a box needs, and it keeps the agent small.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -65,16 +77,11 @@ fn main() -> ExitCode {
             code
         }
         Err(error) => {
-            complain(&format!("cannot start: {error}"));
+            journal::note(Level::Fatal, &format!("cannot start: {error}"));
             1
         }
     };
     ExitCode::from(u8::try_from(code & 0xff).unwrap_or(1))
-}
-
-/// Standard error may be closed or broken; that must not matter.
-fn complain(text: &str) {
-    let _ = writeln!(io::stderr(), "execd: {text}");
 }
 
 async fn run(mut settings: Settings) -> i32 {
@@ -83,66 +90,16 @@ async fn run(mut settings: Settings) -> i32 {
     }
     // Nobody waits for it: this is the first of the threads that are kept.
     drop(tokio::task::spawn_blocking(|| ()));
-    let mut status = Status(settings.status.take());
-    let identity = match Accounts::load().resolve(&settings.user) {
-        Ok(identity) if settings.booted => identity,
-        Ok(_) => own_identity(),
-        Err(error) => return status.failed("entrypoint", &error.to_string(), NOT_STARTED),
+    let mut status = Status::new(settings.status.take());
+    let prepared = match prepare(&mut settings).await {
+        Ok(prepared) => prepared,
+        Err(why) => return status.failed(&why),
     };
-    let home = complete_home(&mut settings.env, &identity);
-    let cwd = match enter_cwd(settings.cwd.as_deref(), &identity) {
-        Ok(cwd) => cwd,
-        Err(error) => {
-            let cwd = settings.cwd.unwrap_or_default();
-            let message = format!("working directory {cwd} cannot be used: {error}");
-            return status.failed("entrypoint", &message, NOT_STARTED);
-        }
-    };
-    create_env_file(&settings.env_file, &identity);
-    let listener = match settings.listener.take() {
-        Some(listener) => {
-            listener.set_nonblocking(true).and_then(|()| tokio::net::TcpListener::from_std(listener))
-        }
-        None => serve::bind(settings.port),
-    };
-    let (listener, port) = match listener.and_then(|l| l.local_addr().map(|a| (l, a.port()))) {
-        Ok(bound) => bound,
-        Err(error) => {
-            return status.failed("agent", &format!("listen on port {}: {error}", settings.port), 1);
-        }
-    };
-    let reaper = match Reaper::start() {
-        Ok(reaper) => reaper,
-        Err(error) => return status.failed("agent", &format!("signal handling: {error}"), 1),
-    };
-    let meter = Meter::new(settings.limits);
-    let (telemetry, exporter) = start_telemetry(&settings.env, &meter);
-    let isolated = match harden(&settings, &home, &cwd) {
-        Ok(isolated) => Arc::new(isolated),
-        Err(error) => return status.failed("agent", &error.to_string(), 1),
-    };
-    let agent = Arc::new(Agent {
-        token: settings.token,
-        port,
-        env: settings.env,
-        env_file: settings.env_file,
-        home,
-        cwd,
-        identity,
-        reaper,
-        commands: Arc::new(Commands::default()),
-        sessions: Sessions::default(),
-        terminals: Terminals::default(),
-        meter,
-        telemetry,
-        contexts: Contexts::default(),
-        isolated,
-        confined_to: Vec::new(),
-    });
-    let server = tokio::spawn(serve::serve(listener, Arc::clone(&agent)));
+    let Prepared { agent, listener, trust, restarts, exporter } = prepared;
+    let serving = Serving::start(listener, Arc::clone(&agent));
     let ready = tokio::spawn(readiness::answer(readiness::port(&agent.env)));
-    let code = live(&agent, settings.init, &settings.entrypoint, &mut status).await;
-    server.abort();
+    let code = live(&agent, &settings, trust.as_ref(), &mut status, restarts).await;
+    serving.stop(settings.grace).await;
     if let Some(exporter) = exporter {
         exporter.abort();
     }
@@ -158,47 +115,124 @@ fn start_telemetry(env: &Env, meter: &Meter) -> (Telemetry, Option<JoinHandle<()
         }
         Ok(None) => (Telemetry::default(), None),
         Err(error) => {
-            complain(&error.to_string());
+            journal::note(Level::Warning, &error.to_string());
             (Telemetry::default(), None)
         }
     }
 }
 
-/// From "accepting" to the end of the box.
-async fn live(agent: &Agent, init: bool, argv: &[String], status: &mut Status) -> i32 {
-    let ended = if init {
-        let entrypoint = match start_entrypoint(agent, argv) {
-            Ok(entrypoint) => entrypoint,
-            Err(message) => return status.failed("entrypoint", &message, NOT_STARTED),
-        };
-        status.started();
-        supervise::run_init(entrypoint, &agent.commands).await
-    } else {
-        status.started();
-        supervise::run_classic(&agent.commands).await
-    };
-    ended.unwrap_or_else(|error| {
-        complain(&format!("signal handling: {error}"));
-        1
-    })
+/// What there is when the agent can be asked.
+struct Prepared {
+    agent: Arc<Agent>,
+    listener: TcpListener,
+    trust: Option<Trust>,
+    restarts: mpsc::Receiver<Restart>,
+    exporter: Option<JoinHandle<()>>,
 }
 
-fn start_entrypoint(agent: &Agent, argv: &[String]) -> Result<Option<Entrypoint>, String> {
-    if argv.is_empty() {
-        return Ok(None);
-    }
-    let launch = Launch {
-        argv,
-        env: &agent.env,
-        cwd: Some(&agent.cwd),
-        identity: Some(&agent.identity),
-        stdin: None,
-        stdout: None,
-        stderr: None,
+async fn prepare(settings: &mut Settings) -> Result<Prepared, NotStarted> {
+    let identity = match Accounts::load().resolve(&settings.user) {
+        Ok(identity) if settings.booted => identity,
+        Ok(_) => own_identity(),
+        Err(error) => return Err(NotStarted::entrypoint(error)),
     };
-    match agent.reaper.spawn(launch) {
-        Ok((pid, exit)) => Ok(Some(Entrypoint { pid, exit })),
-        Err(error) => Err(error.to_string()),
+    let mut env = std::mem::take(&mut settings.env);
+    let home = complete_home(&mut env, &identity);
+    let mut cwd = enter_cwd(settings.cwd.as_deref(), &identity).map_err(|error| {
+        let cwd = settings.cwd.as_deref().unwrap_or_default();
+        NotStarted::entrypoint(format!("working directory {cwd} cannot be used: {error}"))
+    })?;
+    create_env_file(&settings.env_file, &identity);
+    let listener = match settings.listener.take() {
+        Some(listener) => listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener)),
+        None => serve::bind(settings.port),
+    };
+    let bound = listener.and_then(|l| l.local_addr().map(|a| (l, a.port())));
+    let (listener, port) =
+        bound.map_err(|error| NotStarted::agent(format!("listen on port {}: {error}", settings.port)))?;
+    let reaper = Reaper::start().map_err(|e| NotStarted::agent(format!("signal handling: {e}")))?;
+    let isolated = Arc::new(harden(settings, &home, &cwd).map_err(NotStarted::agent)?);
+    let trust = Trust::wanted(&env);
+    if let Some(trust) = &trust {
+        trust.export(&mut env);
+    }
+    if let Some(script) = bootstrap::pre_script(&env) {
+        let place = bootstrap::Place { env: &env, cwd: &cwd, identity: &identity };
+        match bootstrap::source(&script, place, &reaper).await {
+            Ok(left) => {
+                cwd = moved(&left, cwd);
+                env = left;
+                sandglass_agent::envs::strip_secrets(&mut env);
+            }
+            // A start script goes on without it.
+            Err(error) => journal::note(Level::Warning, &format!("pre-script: {error}")),
+        }
+    }
+    if settings.init {
+        let argv = std::mem::take(&mut settings.entrypoint);
+        settings.entrypoint = bootstrap::command(argv, &env).map_err(NotStarted::entrypoint)?;
+    }
+    let (binding, restarts) = Binding::new(settings.gate, settings.hooks_file.take());
+    let meter = Meter::new(settings.limits);
+    let (telemetry, exporter) = start_telemetry(&env, &meter);
+    let agent = Agent {
+        token: std::mem::take(&mut settings.token),
+        port,
+        binding,
+        env: LiveEnv::new(env),
+        env_file: settings.env_file.clone(),
+        home,
+        cwd,
+        identity,
+        reaper,
+        commands: Arc::new(Commands::default()),
+        sessions: Sessions::default(),
+        terminals: Terminals::default(),
+        meter,
+        telemetry,
+        contexts: Contexts::default(),
+        isolated,
+        confined_to: Vec::new(),
+    };
+    Ok(Prepared { agent: Arc::new(agent), listener, trust, restarts, exporter })
+}
+
+/// From "accepting" to the end of the box.
+async fn live(
+    agent: &Arc<Agent>,
+    settings: &Settings,
+    trust: Option<&Trust>,
+    status: &mut Status,
+    restarts: mpsc::Receiver<Restart>,
+) -> i32 {
+    let argv = if settings.init { &settings.entrypoint[..] } else { &[] };
+    let hooks = &settings.hooks;
+    let report = settings.startup_report.as_deref();
+    let starting = Begin { agent, argv, hooks, trust, report, status }.run();
+    let ended = if settings.init {
+        supervise::run_init(agent, argv, starting, restarts).await
+    } else {
+        match starting.await {
+            Ok(_) => supervise::run_classic(agent).await.map(Ended::Code),
+            Err(why) => Ok(Ended::NotStarted(why)),
+        }
+    };
+    match ended {
+        Ok(Ended::Code(code)) => code,
+        Ok(Ended::NotStarted(why)) => status.failed(&why),
+        Err(error) => {
+            journal::note(Level::Fatal, &format!("signal handling: {error}"));
+            1
+        }
+    }
+}
+
+/// Where a script left the working directory.
+fn moved(left: &Env, cwd: PathBuf) -> PathBuf {
+    let to = left.get("PWD").map(PathBuf::from).filter(|to| to.is_absolute() && *to != cwd);
+    match to {
+        Some(to) if std::env::set_current_dir(&to).is_ok() => to,
+        _ => cwd,
     }
 }
 
@@ -254,27 +288,5 @@ fn create_env_file(path: &Path, identity: &Identity) {
     let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
     if made.and_then(|()| File::create_new(path)).is_ok() {
         let _ = std::os::unix::fs::chown(path, Some(identity.uid), Some(identity.gid));
-    }
-}
-
-/// The one line the parent waits for.
-struct Status(Option<File>);
-
-impl Status {
-    fn started(&mut self) {
-        self.send(&json!({ "status": "started" }));
-    }
-
-    fn failed(&mut self, phase: &str, message: &str, code: i32) -> i32 {
-        complain(message);
-        self.send(&json!({ "status": "failed", "phase": phase, "message": message }));
-        code
-    }
-
-    fn send(&mut self, line: &serde_json::Value) {
-        // Taken, so that the parent sees the end of the pipe right after the line.
-        if let Some(mut pipe) = self.0.take() {
-            let _ = pipe.write_all(format!("{line}\n").as_bytes());
-        }
     }
 }

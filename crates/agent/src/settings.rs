@@ -7,13 +7,25 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use sandglass_sandbox::hooks::Hooks;
+use sandglass_sandbox::schedule::parse_duration;
 use serde::Deserialize;
 
+use crate::binding::Gate;
+use crate::bootstrap;
 use crate::envs::{self, Env};
+use crate::hooks::source::Told;
+use crate::init::clone3::Compat;
 
 pub const DEFAULT_PORT: u16 = 44772;
 const DEFAULT_ENV_FILE: &str = "/opt/opensandbox/.env";
+/// How long streams may take to end when the agent does.
+const DEFAULT_GRACE: Duration = Duration::from_millis(200);
+const DEFAULT_LOG_LEVEL: u8 = 6;
+/// Run under this name, the agent is the start script: always init, and without a command an interactive shell.
+const START_SCRIPT: &str = "bootstrap.sh";
 const USAGE: &str = "usage: execd [--port N] [--access-token TOKEN] [--init] [-- COMMAND [ARG...]]";
 
 /// The configuration a box is booted with; also what the control plane serialises.
@@ -39,6 +51,9 @@ pub struct BootConfig {
     /// The box was given what isolated sessions need.
     #[serde(default)]
     pub isolation: bool,
+    /// Hooks in the form of requests.
+    #[serde(default)]
+    pub lifecycle: Hooks,
 }
 
 /// Limits as the control plane knows them, for boxes that cannot see their own cgroup.
@@ -66,6 +81,16 @@ pub struct Settings {
     pub booted: bool,
     pub isolation: bool,
     pub isolation_config: Option<PathBuf>,
+    pub hooks: Hooks,
+    /// Where hooks are kept that arrive later; `None` when the control plane keeps them.
+    pub hooks_file: Option<PathBuf>,
+    pub gate: Gate,
+    /// Where a start script reads how the hook before the entrypoint goes.
+    pub startup_report: Option<PathBuf>,
+    pub grace: Duration,
+    pub log_level: u8,
+    pub log_file: Option<PathBuf>,
+    pub clone3: Compat,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +106,8 @@ pub enum SettingsError {
 pub enum Start {
     Serve(Box<Settings>),
     Print(String),
+    /// Write this process's environment.
+    Dump,
 }
 
 #[derive(Default)]
@@ -94,17 +121,31 @@ struct Flags {
     /// Over the environment's variables of these names.
     jupyter: Vec<(&'static str, String)>,
     print: Option<String>,
+    dump: bool,
+    start_script: bool,
+    runtime_init: bool,
+    startup_report: Option<PathBuf>,
+    grace: Option<Duration>,
+    log_level: Option<u8>,
 }
 
 impl Settings {
+    /// `args` begins with the name of the program.
     pub fn load(args: &[String]) -> Result<Start, SettingsError> {
-        let flags = parse_flags(args)?;
+        let (program, args) = args.split_first().map_or(("", args), |(first, rest)| (first.as_str(), rest));
+        let flags = match program.rsplit('/').next() {
+            Some(START_SCRIPT) => Flags::of_start_script(args),
+            _ => parse_flags(args)?,
+        };
         if let Some(text) = flags.print {
             return Ok(Start::Print(text));
         }
+        if flags.dump {
+            return Ok(Start::Dump);
+        }
         match flags.boot_fd {
             Some(fd) => Self::booted(fd),
-            None => Ok(Self::stand_alone(flags)),
+            None => Self::stand_alone(flags),
         }
         .map(|settings| Start::Serve(Box::new(settings)))
     }
@@ -127,6 +168,7 @@ impl Settings {
             env.insert("OPENSANDBOX_ID".into(), boot.sandbox_id);
         }
         let isolation_config = env.get("EXECD_ISOLATION_CONFIG").filter(|p| !p.is_empty()).map(PathBuf::from);
+        boot.lifecycle.check().map_err(|e| failed(e.to_string()))?;
         let env_file = finish_env(&mut env);
         Ok(Settings {
             token: boot.access_token,
@@ -143,22 +185,42 @@ impl Settings {
             booted: true,
             isolation: boot.isolation,
             isolation_config,
+            hooks: boot.lifecycle,
+            hooks_file: None,
+            gate: Gate::Open,
+            startup_report: None,
+            grace: DEFAULT_GRACE,
+            log_level: DEFAULT_LOG_LEVEL,
+            log_file: None,
+            clone3: Compat::Off,
         })
     }
 
-    fn stand_alone(flags: Flags) -> Self {
+    fn stand_alone(flags: Flags) -> Result<Self, SettingsError> {
         let text = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+        let wrong = |name: &str| SettingsError::Usage(format!("invalid value of {name}"));
         let mut env: Env = std::env::vars_os()
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
             .filter(|(k, v)| valid_pair(k, v))
             .collect();
+        let told = Told::by(|name| env.get(name).cloned());
         env.extend(flags.jupyter.into_iter().map(|(name, value)| (name.to_owned(), value)));
         let env_file = finish_env(&mut env);
-        Settings {
+        let mut entrypoint = flags.entrypoint;
+        if flags.start_script && entrypoint.is_empty() && !env.contains_key("BOOTSTRAP_CMD") {
+            entrypoint.push(bootstrap::shell(&env).map_err(SettingsError::Usage)?);
+        }
+        let grace = match text("EXECD_API_GRACE_SHUTDOWN") {
+            Some(said) => Some(parse_duration(&said).ok_or_else(|| wrong("EXECD_API_GRACE_SHUTDOWN"))?),
+            None => None,
+        };
+        let gated = flags.runtime_init || text("EXECD_RUNTIME_INIT").is_some_and(|said| truthy(&said));
+        let clone3 = text("EXECD_CLONE3_COMPAT").unwrap_or_default();
+        Ok(Settings {
             token: flags.token.or_else(|| text("EXECD_ACCESS_TOKEN")).unwrap_or_default(),
             port: flags.port.unwrap_or(DEFAULT_PORT),
             init: flags.init,
-            entrypoint: flags.entrypoint,
+            entrypoint,
             env,
             cwd: None,
             user: String::new(),
@@ -171,7 +233,27 @@ impl Settings {
             isolation_config: flags
                 .isolation_config
                 .or_else(|| text("EXECD_ISOLATION_CONFIG").map(PathBuf::from)),
-        }
+            hooks: told.hooks().map_err(|e| SettingsError::Usage(format!("hooks: {e}")))?,
+            hooks_file: told.path(),
+            gate: if gated { Gate::UntilInitialised } else { Gate::Open },
+            startup_report: flags.startup_report,
+            grace: flags.grace.or(grace).unwrap_or(DEFAULT_GRACE),
+            log_level: flags.log_level.unwrap_or(DEFAULT_LOG_LEVEL),
+            log_file: text("EXECD_LOG_FILE").map(PathBuf::from),
+            clone3: Compat::parse(&clone3).ok_or_else(|| wrong("EXECD_CLONE3_COMPAT"))?,
+        })
+    }
+}
+
+fn truthy(text: &str) -> bool {
+    matches!(text.trim().to_ascii_lowercase().as_str(), "1" | "t" | "true" | "yes" | "on")
+}
+
+impl Flags {
+    /// The start script knows no flags: everything is the command.
+    fn of_start_script(args: &[String]) -> Self {
+        let entrypoint = args.to_vec();
+        Flags { init: true, start_script: true, entrypoint, ..Flags::default() }
     }
 }
 
@@ -220,10 +302,15 @@ fn parse_flags(args: &[String]) -> Result<Flags, SettingsError> {
                 let on =
                     inline.is_none_or(|v| matches!(v.as_str(), "1" | "t" | "T" | "true" | "TRUE" | "True"));
                 flags.init |= on && name == "init";
+                flags.runtime_init |= on && name == "runtime-init";
                 continue;
             }
             "version" => {
                 flags.print = Some(format!("sandglass-agent {}", env!("CARGO_PKG_VERSION")));
+                continue;
+            }
+            _ if arg == bootstrap::DUMP_FLAG => {
+                flags.dump = true;
                 continue;
             }
             "help" | "h" => {
@@ -243,11 +330,15 @@ fn parse_flags(args: &[String]) -> Result<Flags, SettingsError> {
             "boot-fd" => flags.boot_fd = Some(value.parse().map_err(|_| number())?),
             "jupyter-host" => flags.jupyter.push(("JUPYTER_HOST", value)),
             "jupyter-token" => flags.jupyter.push(("JUPYTER_TOKEN", value)),
+            "graceful-shutdown-timeout" => flags.grace = Some(parse_duration(&value).ok_or_else(number)?),
+            "log-level" => {
+                flags.log_level = Some(value.parse().ok().filter(|level| *level <= 7).ok_or_else(number)?);
+            }
+            "lifecycle-startup-status-file" => {
+                flags.startup_report = Some(PathBuf::from(value)).filter(|path| !path.as_os_str().is_empty());
+            }
             // Accepted so that existing start lines keep working; nothing here depends on them.
-            "log-level"
-            | "graceful-shutdown-timeout"
-            | "jupyter-idle-poll-interval"
-            | "lifecycle-startup-status-file" => {}
+            "jupyter-idle-poll-interval" => {}
             _ => return Err(usage(format!("flag provided but not defined: -{name}"))),
         }
     }
@@ -273,5 +364,13 @@ mod tests {
         assert!(flags(&["--nope", "x"]).is_err());
         assert!(flags(&["--port"]).is_err());
         assert!(!flags(&["--init=false"]).unwrap().init);
+        let parsed = flags(&["--runtime-init", "--graceful-shutdown-timeout=1.5s", "--log-level=7"]).unwrap();
+        assert_eq!((parsed.runtime_init, parsed.init, parsed.log_level), (true, false, Some(7)));
+        assert_eq!(parsed.grace, Some(Duration::from_millis(1500)));
+        for wrong in [["--graceful-shutdown-timeout", "1"], ["--log-level", "8"], ["--log-level", "x"]] {
+            assert!(flags(&wrong).is_err(), "{wrong:?}");
+        }
+        let script = Flags::of_start_script(&["-c".to_owned(), "--init=false".to_owned()]);
+        assert!(script.init && script.entrypoint == ["-c", "--init=false"]);
     }
 }

@@ -14,14 +14,22 @@ mod corpora;
 mod edges;
 #[path = "support/files.rs"]
 mod files;
+#[path = "support/hooks.rs"]
+mod hooks;
 #[path = "support/identity.rs"]
 mod identity;
 #[path = "support/init.rs"]
 mod init;
 #[path = "support/robust.rs"]
 mod robust;
+#[path = "support/runtime_init.rs"]
+mod runtime_init;
 #[path = "support/sessions.rs"]
 mod sessions;
+#[path = "support/start_script.rs"]
+mod start_script;
+#[path = "support/surface.rs"]
+mod surface;
 #[path = "support/telemetry.rs"]
 mod telemetry;
 #[path = "support/terminals.rs"]

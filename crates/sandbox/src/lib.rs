@@ -3,9 +3,12 @@
 //!
 //! Pure by construction: no sockets, no SQL, no HTTP. Everything else in the workspace depends on this crate.
 
+pub mod agent;
+pub mod hooks;
 pub mod ids;
 pub mod lifecycle;
 pub mod ports;
+pub mod schedule;
 pub mod snapshot;
 pub mod spec;
 pub mod time;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ids::SnapshotId, time::Timestamp};
+use crate::{hooks::Hooks, ids::SnapshotId, time::Timestamp};
 
 /// What the box runs beside the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -185,6 +185,8 @@ pub struct Spec {
     /// Who it belongs to; `None` on a server without tenants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
+    #[serde(default, skip_serializing_if = "Hooks::is_empty")]
+    pub hooks: Hooks,
 }
 
 impl Spec {
@@ -202,6 +204,7 @@ impl Spec {
             snapshot: None,
             egress: None,
             tenant: None,
+            hooks: Hooks::default(),
         }
     }
 }

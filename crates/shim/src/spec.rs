@@ -132,6 +132,9 @@ pub struct ProcessSpec {
     /// The agent may make namespaces inside the box, for isolated sessions.
     #[serde(default)]
     pub isolation: bool,
+    /// Hooks for the agent; opaque to the shim, null without any.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub lifecycle: Value,
 }
 
 /// What may change during a box's life. Written by the server only; the shim re-reads it before it acts on it.

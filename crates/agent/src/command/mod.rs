@@ -25,6 +25,7 @@ use registry::Command;
 pub use registry::Commands;
 pub(crate) use registry::End;
 use request::CommandRequest;
+pub(crate) use request::envs as envs_of;
 
 const CURSOR_HEADER: &str = "execd-commands-tail-cursor";
 const INTERRUPT_GRACE: Duration = Duration::from_secs(3);

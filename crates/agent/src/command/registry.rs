@@ -2,7 +2,7 @@
 //!
 //! Invariant: a running command is never forgotten, and a pid is only signalled while its process is not reaped.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -172,8 +172,6 @@ struct Table {
     /// Oldest first, one queue a kind.
     foreground: VecDeque<Arc<Command>>,
     background: VecDeque<Arc<Command>>,
-    /// Groups of shells that are no commands but end with the box like them.
-    shells: HashSet<i32>,
 }
 
 impl Table {
@@ -210,24 +208,6 @@ impl Commands {
 
     pub(super) fn get(&self, id: &str) -> Option<Arc<Command>> {
         self.lock().by_id.get(id).map(Arc::clone)
-    }
-
-    /// Signals the groups of all running commands; false when none is left.
-    pub fn signal_all(&self, number: i32) -> bool {
-        let table = self.lock();
-        let running = table.foreground.iter().chain(&table.background).filter_map(|c| c.running_pid());
-        // Not `any`: that would stop at the first group that is there.
-        running.chain(table.shells.iter().copied()).filter(|group| signal_group(*group, number)).count() > 0
-    }
-
-    /// From now on the group is signalled with the commands, until it is released.
-    pub(crate) fn adopt(&self, group: i32) {
-        self.lock().shells.insert(group);
-    }
-
-    /// To be called as soon as the group's leader has been reaped.
-    pub(crate) fn release(&self, group: i32) {
-        self.lock().shells.remove(&group);
     }
 
     /// Passes a signal on to running foreground commands; false when there is none.

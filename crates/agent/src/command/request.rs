@@ -95,7 +95,8 @@ fn id(object: &Object, key: &str) -> Result<Option<u32>, Failure> {
     }
 }
 
-fn envs(object: &Object) -> Result<BTreeMap<String, String>, Failure> {
+/// `envs`: text to text, of names that an environment can have.
+pub(crate) fn envs(object: &Object) -> Result<BTreeMap<String, String>, Failure> {
     let Some(value) = object.raw("envs").filter(|v| !v.is_null()) else { return Ok(BTreeMap::new()) };
     let Value::Object(map) = value else { return Err(invalid("envs must be an object")) };
     let mut envs = BTreeMap::new();

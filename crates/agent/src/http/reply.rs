@@ -32,6 +32,7 @@ pub enum Code {
     SessionNotFound,
     ServiceUnavailable,
     NotFound,
+    AlreadyInitialized,
     Unknown,
 }
 
@@ -54,6 +55,7 @@ impl Code {
             Code::SessionNotFound => "SESSION_NOT_FOUND",
             Code::ServiceUnavailable => "SERVICE_UNAVAILABLE",
             Code::NotFound => "NOT_FOUND",
+            Code::AlreadyInitialized => "ALREADY_INITIALIZED",
             Code::Unknown => "UNKNOWN",
         }
     }

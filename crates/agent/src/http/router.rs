@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use subtle::ConstantTimeEq;
 
 use super::query::{Query, decode};
 use super::reply::{self, Code, Failure, Outcome, Reply};
 use crate::accounts::Identity;
+use crate::binding::{self, Binding};
 use crate::bridge;
 use crate::code::{self, Contexts};
 use crate::command::{self, Commands};
-use crate::envs::Env;
+use crate::envs::LiveEnv;
 use crate::files;
 use crate::init::reap::Reaper;
 use crate::isolated;
@@ -31,7 +31,8 @@ pub const TOKEN_HEADER: &str = "x-execd-access-token";
 pub struct Agent {
     pub token: String,
     pub port: u16,
-    pub env: Env,
+    pub binding: Binding,
+    pub env: LiveEnv,
     pub env_file: PathBuf,
     pub home: String,
     pub cwd: PathBuf,
@@ -65,8 +66,11 @@ pub async fn route(agent: &Arc<Agent>, request: Request<Incoming>, peer: SocketA
 }
 
 async fn answer(agent: &Arc<Agent>, mut request: Request<Incoming>, peer: SocketAddr) -> Reply {
-    let open = request.uri().path().trim_end_matches('/') == "/ping";
-    if !open && !authorised(agent, &request) {
+    if let Some(closed) = agent.binding.closed(request.uri().path()) {
+        drain(request.into_body()).await;
+        return closed;
+    }
+    if !binding::is_open(request.uri().path()) && !authorised(agent, &request) {
         drain(request.into_body()).await;
         return unauthorised();
     }
@@ -90,7 +94,9 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
     let method = request.method().clone();
     let segments: Vec<&str> = path.split('/').skip(1).collect();
     match (&method, &segments[..]) {
-        (&Method::GET | &Method::HEAD, ["ping"]) => Ok(reply::empty()),
+        (&Method::GET | &Method::HEAD, ["ping"]) => Ok(binding::introduce(reply::empty())),
+        (&Method::GET, ["ready"]) => binding::ready(agent),
+        (_, ["internal", "init"]) => binding::initialise(agent, request).await,
         (&Method::POST, ["command"]) => command::run(agent, request.into_body()).await,
         (&Method::DELETE, ["command" | "code"]) => interrupt(agent, &query).await,
         (_, ["code", ..]) => code::dispatch(agent, &segments, &query, request).await,
@@ -105,9 +111,8 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
         (_, ["v1", "isolated", rest @ ..]) => isolated::dispatch(agent, rest, &query, request).await,
         _ => {
             drain(request.into_body()).await;
-            Err(later(&segments).unwrap_or_else(|| {
-                Failure::new(StatusCode::NOT_FOUND, Code::NotFound, format!("no such route: {method} {path}"))
-            }))
+            let message = format!("no such route: {method} {path}");
+            Err(Failure::new(StatusCode::NOT_FOUND, Code::NotFound, message))
         }
     }
 }
@@ -135,21 +140,9 @@ pub async fn drain(mut body: Incoming) {
     let _ = tokio::time::timeout(Duration::from_secs(5), read).await;
 }
 
-/// Routes of the contract that this version does not serve yet.
-fn later(segments: &[&str]) -> Option<Failure> {
-    let what = match segments {
-        ["ready"] | ["internal", "init"] => "runtime initialisation is",
-        _ => return None,
-    };
-    Some(Failure::not_supported(what))
-}
-
 fn authorised(agent: &Agent, request: &Request<Incoming>) -> bool {
-    if agent.token.is_empty() {
-        return true;
-    }
     let given = request.headers().get(TOKEN_HEADER).map_or(&b""[..], |value| value.as_bytes());
-    given.ct_eq(agent.token.as_bytes()).into()
+    agent.binding.accepts(given, &agent.token)
 }
 
 fn unauthorised() -> Reply {

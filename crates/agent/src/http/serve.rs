@@ -14,7 +14,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinHandle;
 
 use super::router::{Agent, route};
 
@@ -35,7 +36,28 @@ pub fn bind(port: u16) -> io::Result<TcpListener> {
     socket.listen(1024)
 }
 
-pub async fn serve(listener: TcpListener, agent: Arc<Agent>) {
+/// Accepts connections until it is stopped.
+pub struct Serving {
+    accepting: JoinHandle<()>,
+    closing: watch::Sender<bool>,
+}
+
+impl Serving {
+    pub fn start(listener: TcpListener, agent: Arc<Agent>) -> Self {
+        let (closing, closed) = watch::channel(false);
+        Serving { accepting: tokio::spawn(serve(listener, agent, closed)), closing }
+    }
+
+    /// Takes nothing new, and lets what is being answered come to its end within `grace`.
+    pub async fn stop(self, grace: Duration) {
+        self.accepting.abort();
+        self.closing.send_replace(true);
+        // Every connection has a receiver.
+        let _ = tokio::time::timeout(grace, self.closing.closed()).await;
+    }
+}
+
+async fn serve(listener: TcpListener, agent: Arc<Agent>, closing: watch::Receiver<bool>) {
     let slots = Slots::new(descriptors());
     loop {
         let (stream, peer) = match listener.accept().await {
@@ -52,13 +74,18 @@ pub async fn serve(listener: TcpListener, agent: Arc<Agent>) {
         };
         let local = stream.local_addr().is_ok_and(|own| from_the_box(peer.ip(), own.ip()));
         if let Some(slot) = slots.take(local).await {
-            tokio::spawn(talk(stream, peer, Arc::clone(&agent), slot));
+            tokio::spawn(talk(stream, peer, Arc::clone(&agent), (slot, closing.clone())));
         }
     }
 }
 
-/// Serves one connection until it ends.
-async fn talk(stream: TcpStream, peer: SocketAddr, agent: Arc<Agent>, _slot: OwnedSemaphorePermit) {
+/// Serves one connection until it ends, or until the agent does and its last answer is out.
+async fn talk(
+    stream: TcpStream,
+    peer: SocketAddr,
+    agent: Arc<Agent>,
+    (_slot, mut closing): (OwnedSemaphorePermit, watch::Receiver<bool>),
+) {
     let _ = stream.set_nodelay(true);
     let asked = AtomicBool::new(false);
     let service = service_fn(|request| {
@@ -69,11 +96,23 @@ async fn talk(stream: TcpStream, peer: SocketAddr, agent: Arc<Agent>, _slot: Own
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).title_case_headers(true);
     let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service).with_upgrades());
-    // A broken connection is the client's business; there is nobody to tell.
-    if tokio::time::timeout(FIRST_HEAD_TIMEOUT, &mut connection).await.is_err()
-        && asked.load(Ordering::Relaxed)
-    {
-        let _ = connection.await;
+    let mut patience = std::pin::pin!(tokio::time::sleep(FIRST_HEAD_TIMEOUT));
+    let (mut patient, mut closed) = (true, false);
+    loop {
+        tokio::select! {
+            // A broken connection is the client's business; there is nobody to tell.
+            _ = &mut connection => return,
+            () = &mut patience, if patient => {
+                if !asked.load(Ordering::Relaxed) {
+                    return;
+                }
+                patient = false;
+            }
+            _ = closing.changed(), if !closed => {
+                closed = true;
+                connection.as_mut().graceful_shutdown();
+            }
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Being PID 1: spawning, reaping, signals and shutdown. With `kernel` and `hardening`, the places of this crate with `unsafe`.
 
+pub mod begin;
+pub mod clone3;
 pub mod kin;
 pub mod reap;
 pub mod spawn;

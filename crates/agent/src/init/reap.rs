@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use super::signal_group;
 use super::spawn::{Extras, Launch, LaunchError, Orphan};
 
 /// How a process ended.
@@ -88,6 +89,12 @@ impl Reaper {
         let (tx, rx) = oneshot::channel();
         self.lock().insert(pid, tx);
         rx
+    }
+
+    /// Signals the groups of all processes that were started here and run; false when none is left.
+    pub fn signal_all(&self, number: i32) -> bool {
+        // Not `any`: that would stop at the first group that is there.
+        self.lock().keys().filter(|group| signal_group(**group, number)).count() > 0
     }
 
     fn sweep(&self) {

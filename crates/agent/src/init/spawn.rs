@@ -202,7 +202,13 @@ fn find_program(name: &str, path: &str, cwd: Option<&Path>) -> Result<PathBuf, L
     search(name, path)
 }
 
-fn search(name: &str, path: &str) -> Result<PathBuf, LaunchError> {
+/// Whether the search path has that program.
+pub fn is_there(name: &str, path: &str) -> bool {
+    search(name, path).is_ok()
+}
+
+/// Where the search path has that program.
+pub fn search(name: &str, path: &str) -> Result<PathBuf, LaunchError> {
     let mut denied = None;
     // Relative entries would make the lookup depend on where a request runs.
     for dir in path.split(':').filter(|d| d.starts_with('/')) {

@@ -6,12 +6,15 @@ use std::future::pending;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::reap::Exit;
+use super::begin::NotStarted;
+use super::reap::{Exit, Reaper};
+use super::spawn::Launch;
 use super::{is_pid_one, signal_everyone, signal_group};
-use crate::command::Commands;
+use crate::binding::Restart;
+use crate::http::router::Agent;
 
 const FORWARDED: [i32; 4] = [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH];
 const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -21,6 +24,43 @@ const AFTER_KILL: Duration = Duration::from_secs(5);
 pub struct Entrypoint {
     pub pid: i32,
     pub exit: oneshot::Receiver<Exit>,
+}
+
+impl Entrypoint {
+    /// Starts it, with the box's own input and output. Nothing to start is no failure.
+    pub fn start(agent: &Agent, argv: &[String]) -> Result<Option<Self>, String> {
+        if argv.is_empty() {
+            return Ok(None);
+        }
+        let launch = Launch {
+            argv,
+            env: &agent.env,
+            cwd: Some(&agent.cwd),
+            identity: Some(&agent.identity),
+            stdin: None,
+            stdout: None,
+            stderr: None,
+        };
+        match agent.reaper.spawn(launch) {
+            Ok((pid, exit)) => Ok(Some(Entrypoint { pid, exit })),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Ends it: asked first, killed after a bounded wait.
+    async fn stop(&mut self, number: i32) -> Exit {
+        signal_group(self.pid, number);
+        match timeout(STOP_GRACE, &mut self.exit).await {
+            Ok(exit) => exit.unwrap_or(Exit::Code(255)),
+            Err(_) => {
+                signal_group(self.pid, libc::SIGKILL);
+                let exit = timeout(AFTER_KILL, &mut self.exit).await;
+                exit.ok()
+                    .and_then(Result::ok)
+                    .unwrap_or(Exit::Signal { number: libc::SIGKILL, core_dumped: false })
+            }
+        }
+    }
 }
 
 struct Signals {
@@ -39,6 +79,16 @@ impl Signals {
         Ok(Signals { term: on(libc::SIGTERM)?, int: on(libc::SIGINT)?, forwarded })
     }
 
+    /// The next one that ends the box; the others have nobody to go to yet.
+    async fn until_stop(&mut self) -> i32 {
+        loop {
+            let number = self.next().await;
+            if matches!(number, libc::SIGTERM | libc::SIGINT) {
+                return number;
+            }
+        }
+    }
+
     async fn next(&mut self) -> i32 {
         let Signals { term, int, forwarded } = self;
         let [(_, hup), (_, usr1), (_, usr2), (_, winch)] = &mut forwarded[..] else { return pending().await };
@@ -53,9 +103,35 @@ impl Signals {
     }
 }
 
-/// Runs the box until its entrypoint ends or it is told to stop; returns the exit code.
-pub async fn run_init(mut entrypoint: Option<Entrypoint>, commands: &Commands) -> std::io::Result<i32> {
+/// How the box ended.
+pub enum Ended {
+    Code(i32),
+    NotStarted(NotStarted),
+}
+
+/// Runs the box until its entrypoint ends or it is told to stop. `starting` brings the entrypoint up.
+pub async fn run_init(
+    agent: &Agent,
+    argv: &[String],
+    starting: impl Future<Output = Result<Option<Entrypoint>, NotStarted>>,
+    mut restarts: mpsc::Receiver<Restart>,
+) -> std::io::Result<Ended> {
     let mut signals = Signals::new()?;
+    let mut entrypoint = tokio::select! {
+        // First, so that a start that waits for nothing is over before anything else happens.
+        biased;
+        started = starting => match started {
+            Ok(entrypoint) => entrypoint,
+            Err(why) => {
+                stop_others(&agent.reaper).await;
+                return Ok(Ended::NotStarted(why));
+            }
+        },
+        number = signals.until_stop() => {
+            stop_others(&agent.reaper).await;
+            return Ok(Ended::Code(128 + number));
+        }
+    };
     loop {
         let exited = async {
             match entrypoint.as_mut() {
@@ -65,45 +141,38 @@ pub async fn run_init(mut entrypoint: Option<Entrypoint>, commands: &Commands) -
         };
         tokio::select! {
             exit = exited => {
-                stop_others(commands).await;
-                return Ok(exit.shell_code());
+                stop_others(&agent.reaper).await;
+                return Ok(Ended::Code(exit.shell_code()));
             }
             number = signals.next() => match number {
                 libc::SIGTERM | libc::SIGINT => {
-                    return Ok(shut_down(entrypoint, number, commands).await);
+                    let code = match entrypoint.as_mut() {
+                        Some(entrypoint) => entrypoint.stop(number).await.shell_code(),
+                        None => 0,
+                    };
+                    stop_others(&agent.reaper).await;
+                    return Ok(Ended::Code(code));
                 }
                 number => if let Some(entrypoint) = &entrypoint {
                     signal_group(entrypoint.pid, number);
                 },
             },
+            Some(asked) = restarts.recv() => {
+                if let Some(running) = entrypoint.as_mut() {
+                    running.stop(libc::SIGTERM).await;
+                }
+                let started = Entrypoint::start(agent, argv);
+                let _ = asked.done.send(started.as_ref().map(|_| ()).map_err(Clone::clone));
+                entrypoint = started.unwrap_or_default();
+            }
         }
     }
 }
 
-async fn shut_down(entrypoint: Option<Entrypoint>, number: i32, commands: &Commands) -> i32 {
-    let Some(mut entrypoint) = entrypoint else {
-        stop_others(commands).await;
-        return 0;
-    };
-    signal_group(entrypoint.pid, number);
-    let code = match timeout(STOP_GRACE, &mut entrypoint.exit).await {
-        Ok(exit) => exit.unwrap_or(Exit::Code(255)),
-        Err(_) => {
-            signal_group(entrypoint.pid, libc::SIGKILL);
-            let exit = timeout(AFTER_KILL, &mut entrypoint.exit).await;
-            exit.ok()
-                .and_then(Result::ok)
-                .unwrap_or(Exit::Signal { number: libc::SIGKILL, core_dumped: false })
-        }
-    };
-    stop_others(commands).await;
-    code.shell_code()
-}
-
 /// Ends every other process: asked first, killed after a bounded wait.
-async fn stop_others(commands: &Commands) {
+async fn stop_others(reaper: &Reaper) {
     let everyone = |number: i32| {
-        if is_pid_one() { signal_everyone(number) } else { commands.signal_all(number) }
+        if is_pid_one() { signal_everyone(number) } else { reaper.signal_all(number) }
     };
     if !everyone(libc::SIGTERM) {
         return;
@@ -122,15 +191,15 @@ async fn stop_others(commands: &Commands) {
 }
 
 /// Without `--init`: signals go to running foreground commands, or end the process as they always would.
-pub async fn run_classic(commands: &Commands) -> std::io::Result<i32> {
+pub async fn run_classic(agent: &Agent) -> std::io::Result<i32> {
     let mut signals = Signals::new()?;
     loop {
         let number = signals.next().await;
-        if commands.forward_to_foreground(number) || number == libc::SIGWINCH {
+        if agent.commands.forward_to_foreground(number) || number == libc::SIGWINCH {
             continue;
         }
         if is_pid_one() {
-            stop_others(commands).await;
+            stop_others(&agent.reaper).await;
             return Ok(128 + number);
         }
         super::die_by(number);

@@ -118,7 +118,6 @@ pub(super) fn start(
     let lead = if mode == Mode::Pty { Lead::Terminal } else { Lead::Session };
     let extras = Extras { lead, ..Extras::default() };
     let (pid, exit) = agent.reaper.spawn_with(launch, extras).map_err(|error| error.to_string())?;
-    agent.commands.adopt(pid);
     Ok((Handle { pid, mode, input }, Following { exit, sources }))
 }
 

@@ -145,7 +145,6 @@ impl Terminal {
                 }
             }
         };
-        agent.commands.release(pid);
         let limit = Instant::now() + BUSY_GRACE;
         while Instant::now() < limit {
             let read = tokio::time::timeout(IDLE_GRACE, read_any(&mut sources, &mut buffer)).await;

@@ -85,7 +85,6 @@ impl Shell {
         };
         let extras = Extras { lead: Lead::Session, fds, ..Extras::default() };
         let (pid, exit) = agent.reaper.spawn_with(launch, extras).map_err(|error| error.to_string())?;
-        agent.commands.adopt(pid);
         Ok(Shell { pid, dialect, exit, out: Some(out), reports: Reports::new(reports), code, go })
     }
 

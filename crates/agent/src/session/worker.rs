@@ -308,7 +308,6 @@ impl Worker {
     /// The shell has ended; what it left running goes on.
     fn retire(&mut self) {
         let Some(shell) = self.shell.take() else { return };
-        self.agent.commands.release(shell.pid);
         self.former.push(shell.pid);
         if let Some(out) = shell.out {
             tokio::spawn(pipes::discard(out));

@@ -13,11 +13,11 @@ use serde_json::json;
 
 use crate::support::{Agent, BINARY, until};
 
-fn root() -> bool {
+pub fn root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-fn wait(agent: &mut Agent) -> ExitStatus {
+pub fn wait(agent: &mut Agent) -> ExitStatus {
     let deadline = Instant::now() + Duration::from_secs(15);
     loop {
         if let Some(status) = agent.child.try_wait().unwrap() {
@@ -28,7 +28,7 @@ fn wait(agent: &mut Agent) -> ExitStatus {
     }
 }
 
-fn signal(agent: &Agent, signal: Signal) {
+pub fn signal(agent: &Agent, signal: Signal) {
     kill_process(Pid::from_child(&agent.child), signal).unwrap();
 }
 
@@ -70,7 +70,7 @@ fn without_init_the_agent_dies_of_its_signal_and_commands_get_theirs() {
 }
 
 /// Boots as the control plane does and returns the child and everything it wrote to its status pipe.
-fn boot(config: &serde_json::Value) -> (std::process::Child, String, u16) {
+pub fn boot(config: &serde_json::Value) -> (std::process::Child, String, u16) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let (status_read, status_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();

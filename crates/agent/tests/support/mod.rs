@@ -97,6 +97,8 @@ impl Agent {
             .current_dir(dir.path())
             .env("EXECD_ENVS", dir.path().join("env"))
             .env("EXECD_ACCESS_TOKEN", "")
+            // Agents keep hooks there.
+            .env("HOME", dir.path())
             .envs(env.iter().copied())
             .stdin(Stdio::null())
             .spawn()

@@ -26,6 +26,7 @@ use super::{
     freeze::no_such_box,
     labels::{self, Parsed},
     side_facts::Changed,
+    start,
 };
 
 /// Boxes and snapshots that are remembered as gone.
@@ -35,7 +36,8 @@ const PARALLEL: usize = 16;
 const HTTP_PORT: u16 = 8080;
 const EGRESS_PORT: u16 = 18080;
 /// What the servers put into the environment for the agent, not the user for the box.
-const OF_THE_SYSTEM: [&str; 4] = ["OPENSANDBOX_ID", "EXECD_ACCESS_TOKEN", "EXECD_INIT", "EXECD_ENVS"];
+const OF_THE_SYSTEM: [&str; 5] =
+    ["OPENSANDBOX_ID", "EXECD_ACCESS_TOKEN", "EXECD_INIT", "EXECD_ENVS", sandglass_sandbox::hooks::VARIABLE];
 
 /// The name of a sandbox's container.
 pub(super) fn container_name(id: SandboxId) -> String {
@@ -50,6 +52,8 @@ pub(super) struct Memory(Mutex<Remembered>);
 struct Remembered {
     /// By the engine's own id.
     containers: HashMap<String, Container>,
+    /// By the same: what the agents of ended containers said about their hooks, which will not change.
+    complaints: HashMap<String, Option<String>>,
     /// When a box was last frozen or thawed: the one change that the engine does not date.
     turned: HashMap<SandboxId, Timestamp>,
     /// Boxes that this process is removing, with how many times at once.
@@ -224,7 +228,9 @@ impl Shared {
             return Ok(None);
         }
         let changed = self.side_facts.read(parsed.id);
-        Ok(Some(self.assemble(parsed, container, sidecar.as_ref(), changed, revision)))
+        let mut observed = self.assemble(parsed, container, sidecar.as_ref(), changed, revision);
+        self.explain(container, &mut observed).await;
+        Ok(Some(observed))
     }
 
     /// All boxes. Those that are just being made are left to their makers.
@@ -251,14 +257,41 @@ impl Shared {
             }
             let sidecar = container.joined().and_then(|key| sidecars.get(key));
             let changed = changed.remove(&parsed.id).unwrap_or_default();
-            observed.push(self.assemble(parsed, &container, sidecar, changed, revision));
+            let mut seen = self.assemble(parsed, &container, sidecar, changed, revision);
+            self.explain(&container, &mut seen).await;
+            observed.push(seen);
         }
         Ok(observed)
     }
 
     fn keep_remembered(&self, listed: &[Container]) {
         let there: HashSet<&str> = listed.iter().map(|c| c.key.as_str()).collect();
-        self.memory.lock().containers.retain(|key, _| there.contains(key.as_str()));
+        let mut remembered = self.memory.lock();
+        remembered.containers.retain(|key, _| there.contains(key.as_str()));
+        remembered.complaints.retain(|key, _| there.contains(key.as_str()));
+    }
+
+    /// The engine tells only the exit code of a box whose hook failed; its agent said more.
+    async fn explain(&self, container: &Container, observed: &mut Observation) {
+        let Condition::Exited(exit) = &mut observed.condition else { return };
+        let asked = observed.spec.hooks.pre_start.is_some();
+        if !asked || exit.cause != ExitCause::Exited || exit.code == Some(0) {
+            return;
+        }
+        let known = self.memory.lock().complaints.get(&container.key).cloned();
+        let complaint = match known {
+            Some(known) => known,
+            None => {
+                let words = self.last_words(observed.id).await;
+                let said = start::agent_complaint(&words).filter(|said| start::is_of_hook(said));
+                self.memory.lock().complaints.insert(container.key.clone(), said.clone());
+                said
+            }
+        };
+        if let Some(said) = complaint {
+            exit.cause = ExitCause::EntrypointFailed;
+            exit.message = said;
+        }
     }
 
     /// A listed container with what only an inspect tells. A failure is only returned when the engine itself is gone.

@@ -27,8 +27,8 @@ const REPOSITORY: &str = "opensandbox-snapshots";
 pub(super) fn is_artifact(tag: &str) -> bool {
     tag.strip_prefix(REPOSITORY).is_some_and(|rest| rest.starts_with(':'))
 }
-/// Variables that open the source.
-const SECRETS: [&str; 1] = ["EXECD_ACCESS_TOKEN"];
+/// Variables that open the source, or that were asked for with it.
+const SECRETS: [&str; 2] = ["EXECD_ACCESS_TOKEN", sandglass_sandbox::hooks::VARIABLE];
 
 /// The snapshot that an image of that name is.
 pub(super) fn of_image(name: &str) -> Option<SnapshotId> {

@@ -15,7 +15,7 @@ use bollard::{
 };
 use futures_util::StreamExt;
 use sandglass_sandbox::{
-    SandboxId,
+    SandboxId, hooks,
     ports::{
         RuntimeErrorKind,
         runtime::{Condition, Exposure, Observation, RuntimeError, StartPlan},
@@ -444,13 +444,15 @@ impl Shared {
         let Condition::Exited(exit) = &observed.condition else { return Ok(observed) };
         let words = self.last_words(id).await;
         match (exit.code, agent_complaint(&words)) {
+            // The observation tells about it: the box was started, and its own program was not.
+            (_, Some(complaint)) if is_of_hook(&complaint) => Ok(observed),
             (Some(127), Some(complaint)) => Err(invalid("entrypoint", complaint)),
             (_, Some(complaint)) => Err(failed("agent", complaint)),
             _ => Ok(observed),
         }
     }
 
-    async fn last_words(&self, id: SandboxId) -> Vec<String> {
+    pub(super) async fn last_words(&self, id: SandboxId) -> Vec<String> {
         use bollard::query_parameters::LogsOptions;
         let name = &container_name(id);
         let options = LogsOptions { stderr: true, tail: "20".to_owned(), ..LogsOptions::default() };
@@ -493,8 +495,13 @@ fn of_start(failure: &Failure) -> RuntimeError {
 }
 
 /// What the agent said about itself, if it did.
-fn agent_complaint(words: &[String]) -> Option<String> {
+pub(super) fn agent_complaint(words: &[String]) -> Option<String> {
     words.iter().rev().find_map(|line| line.trim().strip_prefix("execd: ")).map(str::to_owned)
+}
+
+/// Whether the agent complained of the hook before the entrypoint.
+pub(super) fn is_of_hook(complaint: &str) -> bool {
+    complaint.starts_with("preStart: ")
 }
 
 /// The sidecar's volume under the agent's directory, unless something is mounted there.
@@ -531,6 +538,9 @@ fn environment(parts: &Parts<'_>, exposed: &[String], run_as_init: bool) -> Vec<
     // Without a token of ours none of the image's or the request's may count either.
     ours.push(("EXECD_ACCESS_TOKEN", parts.plan.agent_token.clone()));
     ours.push(("OPENSANDBOX_ID", parts.id.to_string()));
+    if !spec.hooks.is_empty() {
+        ours.push((hooks::VARIABLE, spec.hooks.to_json()));
+    }
     env.extend(ours.into_iter().map(|(name, value)| (name.to_owned(), value)));
     let mut once: Vec<(String, String)> = Vec::with_capacity(env.len());
     for (name, value) in env {

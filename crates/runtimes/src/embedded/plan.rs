@@ -75,6 +75,7 @@ impl Shared {
                 user: image.config.user.clone(),
                 agent_port: AGENT_PORT,
                 isolation: asks_for_sessions(&plan.spec),
+                lifecycle: hooks(&plan.spec)?,
             },
             hostname,
             access_token: plan.agent_token.clone(),
@@ -89,6 +90,15 @@ impl Shared {
 /// Whether the box is to have isolated sessions: the extension that asks for them on every runtime.
 fn asks_for_sessions(spec: &Spec) -> bool {
     spec.extensions.get("bootstrap.execd.isolation").is_some_and(|value| value == "enable")
+}
+
+/// As the agent reads them.
+fn hooks(spec: &Spec) -> Result<serde_json::Value, RuntimeError> {
+    if spec.hooks.is_empty() {
+        return Ok(serde_json::Value::Null);
+    }
+    serde_json::to_value(&spec.hooks)
+        .map_err(|e| RuntimeError::new(RuntimeErrorKind::Failed, "spec", e.to_string()))
 }
 
 /// Other kinds of volumes are not admitted on this runtime.

@@ -1,7 +1,7 @@
 //! What handlers share.
 
 use std::{
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -10,6 +10,7 @@ use axum::extract::FromRequestParts;
 use http::request::Parts;
 use sandglass_proxy::{Forwarder, Limits};
 use sandglass_sandbox::{
+    agent,
     lifecycle::state::State,
     ports::{
         RuntimeErrorKind,
@@ -25,10 +26,11 @@ use super::{
     validate::create::CreateRules,
 };
 use crate::{
+    agents::{Agents, Readiness},
     config::{Config, EndpointStyle, RuntimeKind},
     engine::{Engine, commit::EngineError, index::Entry},
     ingress::{
-        AccessRules, IngressSettings, IngressState, Lookup, Mapped, Reach, Target,
+        AGENT_PORT, AccessRules, IngressSettings, IngressState, Lookup, Mapped, Reach, Target,
         public_host::{self, Whereabouts},
         skips_renewal,
     },
@@ -57,6 +59,8 @@ pub struct App {
     named_address: IpAddr,
     inward: Inward,
     pub telemetry: Telemetry,
+    /// What is known of the agents in the boxes.
+    agents: Arc<Agents>,
     renewals: Arc<OnceLock<Renewals>>,
 }
 
@@ -126,6 +130,7 @@ impl App {
             named_address: if docker { public_host::named_address() } else { loopback },
             inward,
             telemetry: Telemetry::default(),
+            agents: Arc::default(),
             renewals,
         }
     }
@@ -150,6 +155,15 @@ impl App {
     /// Where a sandbox is and what opens it.
     pub(super) fn target(&self, entry: &Entry) -> Option<Target> {
         target(entry, self.inward)
+    }
+
+    /// The agent of a box that runs, and whether it has started the box's program.
+    pub(super) async fn agent(&self, entry: &Entry) -> Option<(agent::Agent, Readiness)> {
+        let target = self.target(entry)?;
+        let Reach::Addressable(address) = target.reach else { return None };
+        let port = target.mapped.map_or(AGENT_PORT, |mapped| mapped.agent);
+        let at = SocketAddr::new(address, port);
+        Some((self.agents.of(entry.id, at).await, self.agents.readiness(entry.id, at).await))
     }
 
     /// Whether the runtime would take this sandbox, asked before anything is accepted.

@@ -19,6 +19,7 @@ use super::{
     parse::QueryString,
 };
 use crate::{
+    agents::Readiness,
     config::RuntimeKind,
     diagnostics::{
         Console, EventFacts, EventLine, EventScope, InspectFacts, LogFilter, LogScope, PortFacts, Summary,
@@ -244,11 +245,20 @@ async fn inspect_page(app: &App, entry: &Entry) -> String {
     let mut page = render_inspect(&inspect_facts(app, entry));
     if entry.observed.is_some() {
         let describe = tokio::time::timeout(DESCRIBE, app.engine.runtime().describe(entry.id)).await;
-        let facts = match describe {
+        let mut facts = match describe {
             Ok(Ok(facts)) => facts,
             Ok(Err(error)) => [("error".to_owned(), error.message)].into(),
             Err(_) => [("error".to_owned(), "the runtime does not answer".to_owned())].into(),
         };
+        if let Some((agent, readiness)) = app.agent(entry).await {
+            facts.insert(
+                "Agent".to_owned(),
+                format!("generation {}, used as {}", agent.generation, agent.agreed()),
+            );
+            if readiness == Readiness::Preparing {
+                facts.insert("Entrypoint".to_owned(), "not started: its hook still runs".to_owned());
+            }
+        }
         page.push_str(&render_runtime(&facts));
     }
     page

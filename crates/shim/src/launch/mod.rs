@@ -224,7 +224,7 @@ fn map_ids(spec: &BoxSpec, pid: i32) -> io::Result<()> {
 /// What the agent reads from descriptor 3.
 fn boot_config(spec: &BoxSpec) -> io::Result<OwnedFd> {
     let process = &spec.process;
-    let config = serde_json::json!({
+    let mut config = serde_json::json!({
         "sandboxId": spec.id,
         "accessToken": spec.access_token,
         "entrypoint": process.entrypoint,
@@ -237,6 +237,9 @@ fn boot_config(spec: &BoxSpec) -> io::Result<OwnedFd> {
         "memoryBytes": spec.limits.memory_bytes,
         "isolation": process.isolation,
     });
+    if !process.lifecycle.is_null() {
+        config["lifecycle"] = process.lifecycle.clone();
+    }
     let mut file = File::from(rustix::fs::memfd_create("boot", MemfdFlags::CLOEXEC)?);
     file.write_all(&serde_json::to_vec(&config)?)?;
     file.rewind()?;

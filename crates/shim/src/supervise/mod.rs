@@ -10,6 +10,7 @@ mod console;
 mod expiry;
 mod mishaps;
 mod turn;
+mod words;
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -30,6 +31,7 @@ use connections::{Connection, ConnectionId};
 use console::Console;
 use expiry::Expiry;
 use mishaps::Watch;
+use words::Words;
 
 /// How long the agent may take to say that it has started.
 const START_WITHIN: Duration = Duration::from_secs(30);
@@ -57,15 +59,14 @@ pub fn run(host: Result<&Host, String>, dir: &Path, mut report: UnixStream) -> i
 /// A create that the agent has not confirmed yet.
 struct Starting {
     report: UnixStream,
-    status: OwnedFd,
-    line: Vec<u8>,
+    words: Words,
     deadline: Instant,
     timings: Timings,
 }
 
 impl Starting {
     fn new(report: UnixStream, status: OwnedFd, timings: Timings) -> Self {
-        Self { report, status, line: Vec::new(), deadline: Instant::now() + START_WITHIN, timings }
+        Self { report, words: Words::new(status), deadline: Instant::now() + START_WITHIN, timings }
     }
 }
 
@@ -94,6 +95,10 @@ struct Shim {
     watch: Option<Watch>,
     console: Option<Console>,
     starting: Option<Starting>,
+    /// The agent's status pipe after the start, for as long as it may still say why the entrypoint will not run.
+    words: Option<Words>,
+    /// What it said.
+    not_started: Option<Failure>,
     removing: Option<Removing>,
     /// Given up early only by a create that failed.
     lock: Option<ShimLock>,
@@ -145,6 +150,8 @@ fn begin(
         watch: None,
         console: None,
         starting: None,
+        words: None,
+        not_started: None,
         removing: None,
         lock: Some(lock),
     };
@@ -176,31 +183,32 @@ impl Shim {
 
     /// The agent's status pipe has something, or has ended.
     fn status_readable(&mut self) -> Next {
-        let Some(starting) = &mut self.starting else { return Next::Continue };
-        let mut chunk = [0; 4096];
-        let length = match rustix::io::read(&starting.status, &mut chunk) {
-            Ok(length) => length,
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => return Next::Continue,
+        let Some(starting) = &mut self.starting else {
+            self.hear_more();
+            return Next::Continue;
+        };
+        let status = match starting.words.hear() {
+            Ok(Some(status)) => status,
+            Ok(None) => return Next::Continue,
             Err(error) => return self.start_failed(Failure::new("process", error)),
         };
-        starting.line.extend_from_slice(&chunk[..length]);
-        let whole = starting.line.contains(&b'\n') || length == 0;
-        if !whole && starting.line.len() < protocol::MAX_FRAME {
-            return Next::Continue;
-        }
-        let status: Value = serde_json::from_slice(&starting.line).unwrap_or_default();
-        let text = |key: &str| status.get(key).and_then(Value::as_str);
-        match text("status") {
-            Some("started") => self.started(),
-            Some(_) => {
-                let phase = text("phase").unwrap_or("entrypoint");
-                let failure = Failure::new(phase, text("message").unwrap_or("the agent gave no reason"));
-                self.start_failed(failure)
-            }
-            None => {
+        match status {
+            words::Status::Started => self.started(),
+            words::Status::Failed(failure) => self.start_failed(failure),
+            words::Status::Ended => {
                 let failure = Failure::new("process", "the agent ended before it had started");
                 self.start_failed(failure)
             }
+        }
+    }
+
+    /// What the agent says after it has started can only be that the entrypoint will not run.
+    fn hear_more(&mut self) {
+        let Some(words) = &mut self.words else { return };
+        match words.hear() {
+            Ok(None | Some(words::Status::Started)) => {}
+            Ok(Some(words::Status::Failed(failure))) => self.not_started = Some(failure),
+            Ok(Some(words::Status::Ended)) | Err(_) => self.words = None,
         }
     }
 
@@ -216,6 +224,7 @@ impl Shim {
             CreateReport::Created { state: self.state.clone(), timings: starting.timings.marks },
         );
         drop(starting.report);
+        self.words = Some(starting.words);
         if let Err(error) = written {
             self.complain("state.json was not written", &error);
         }
@@ -277,7 +286,16 @@ impl Shim {
         // With a full disk it keeps trying; its memory is bounded by what pipes hold.
         self.console.take_if(|console| console.is_settled());
         self.starting = None;
-        self.note_exit(exit_record(&status, oom_killed));
+        // Nobody is left who could write, so this ends.
+        while self.words.is_some() {
+            self.hear_more();
+        }
+        let mut exit = exit_record(&status, oom_killed);
+        if let Some(failure) = self.not_started.take().filter(|_| exit.cause == ExitCause::Exited) {
+            exit.cause = ExitCause::EntrypointFailed;
+            exit.message = format!("{}: {}", failure.phase, failure.message);
+        }
+        self.note_exit(exit);
         if let Err((step, error)) = cleared {
             self.complain(&format!("it was not possible to {step}"), &error);
         }

@@ -58,9 +58,9 @@ impl Shim {
             sources.push(Source::Init);
             fds.push(PollFd::new(&init.pidfd, PollFlags::IN));
         }
-        if let Some(starting) = &self.starting {
+        if let Some(words) = self.starting.as_ref().map(|starting| &starting.words).or(self.words.as_ref()) {
             sources.push(Source::Status);
-            fds.push(PollFd::new(&starting.status, PollFlags::IN));
+            fds.push(PollFd::new(words, PollFlags::IN));
         }
         if let Some(console) = &self.console {
             for fd in console.readable() {

@@ -103,6 +103,7 @@ impl Stage {
                 user: String::new(),
                 agent_port: PORT,
                 isolation: false,
+                lifecycle: serde_json::Value::Null,
             },
             access_token: "secret-token".into(),
             route_token: "route-token".into(),

@@ -3,11 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use sandglass_api::lifecycle::{
-    CreateSandboxRequest, ENTRYPOINT_EXTENSION, ImageSpec, POOL_REF_EXTENSION, RENEW_ON_ACCESS_EXTENSION,
-    StringMap,
+    CreateSandboxRequest, ENTRYPOINT_EXTENSION, ImageSpec, LifecycleHooks, POOL_REF_EXTENSION,
+    RENEW_ON_ACCESS_EXTENSION, StringMap,
 };
 use sandglass_sandbox::{
     SnapshotId, Timestamp,
+    hooks::{Hook, Hooks, PeriodicHook},
     spec::{Credentials, Egress, Entrypoint, MutableFacts, NetworkPolicy, Platform, Secrets, Spec},
 };
 
@@ -79,7 +80,8 @@ pub fn create(
     if restored.is_none() && wanted_snapshot(&request).is_some() {
         return Err(ApiError::new(Code::SnapshotNotFound, "snapshot not found"));
     }
-    refuse_absent_features(&request, &extensions, rules)?;
+    let hooks = hooks(request.lifecycle.take())?;
+    refuse_absent_features(&extensions, rules)?;
     let echoed_entrypoint = request.entrypoint.clone();
     let default = restored.as_ref().map(|_| RESTORED_ENTRYPOINT.map(str::to_owned).to_vec());
     let entrypoint = entrypoint(request.entrypoint.take(), &extensions, default)?;
@@ -95,6 +97,9 @@ pub fn create(
     }
     let policy = policy::check(request.network_policy.take(), proxies_credentials(&request), &rules.runtime)?;
     let windows = platform.as_ref().is_some_and(|platform| platform.os == "windows");
+    if windows && !hooks.is_empty() {
+        return Err(ApiError::invalid_parameter("lifecycle hooks are not available in Windows guests"));
+    }
     let guest = if windows { Guest::Windows } else { Guest::Container };
     let limits =
         resources::limits(&request.resource_limits.take().unwrap_or_default(), guest, &rules.runtime)?;
@@ -121,6 +126,7 @@ pub fn create(
             snapshot,
             egress,
             tenant: None,
+            hooks,
         },
         facts: MutableFacts { expires_at, metadata },
         secrets: Secrets { registry, object_stores: volumes.keys },
@@ -167,22 +173,38 @@ impl ValidatedCreate {
     }
 }
 
-/// What no single host has: hooks run by the agent, and pools.
-fn refuse_absent_features(
-    request: &CreateSandboxRequest,
-    extensions: &StringMap,
-    rules: &CreateRules,
-) -> ApiResult<()> {
+/// What no single host has.
+fn refuse_absent_features(extensions: &StringMap, rules: &CreateRules) -> ApiResult<()> {
     let name = rules.runtime.name;
-    if request.lifecycle.is_some() {
-        let message = format!("lifecycle hooks are not available on the {name} runtime");
-        return Err(ApiError::invalid_parameter(message));
-    }
     if given(extensions.get(POOL_REF_EXTENSION).map(String::as_str)) {
         let message = format!("pools are not available on the {name} runtime");
         return Err(ApiError::new(Code::UnsupportedPoolRef, message));
     }
     Ok(())
+}
+
+/// The shapes were checked when the body was read; schedules and sizes are checked here, where the agent's own rules are.
+fn hooks(asked: Option<LifecycleHooks>) -> ApiResult<Hooks> {
+    let Some(asked) = asked else { return Ok(Hooks::default()) };
+    let seconds = |asked: Option<i64>| asked.and_then(|seconds| u64::try_from(seconds).ok());
+    let hooks = Hooks {
+        pre_start: asked
+            .pre_start
+            .map(|hook| Hook { command: hook.command, timeout_seconds: seconds(hook.timeout_seconds) }),
+        periodic: asked
+            .periodic
+            .unwrap_or_default()
+            .into_iter()
+            .map(|hook| PeriodicHook {
+                name: hook.name.trim().to_owned(),
+                schedule: hook.schedule,
+                command: hook.command,
+                timeout_seconds: seconds(hook.timeout_seconds),
+            })
+            .collect(),
+    };
+    hooks.check().map_err(|broken| ApiError::invalid_parameter(broken.to_string()))?;
+    Ok(hooks)
 }
 
 fn proxies_credentials(request: &CreateSandboxRequest) -> bool {

@@ -37,7 +37,11 @@ fn every_refusal_has_its_documented_code() {
         (json!({"extensions": {"access.renew.extend.seconds": ""}}), parameter),
         (json!({"extensions": {"access.renew.extend.seconds": "5m"}}), parameter),
         (json!({"image": null, "entrypoint": null, "snapshotId": "s"}), (404, "SNAPSHOT::NOT_FOUND")),
-        (json!({"lifecycle": {}}), parameter),
+        (json!({"lifecycle": {"preStart": {"command": ["a", "b\u{0}"]}}}), parameter),
+        (
+            json!({"lifecycle": {"periodic": [{"name": "n", "schedule": "61 * * * *", "command": ["x"]}]}}),
+            parameter,
+        ),
         (json!({"extensions": {"poolRef": "p"}}), (400, "SANDBOX::UNSUPPORTED_POOL_REF")),
         (
             json!({"image": null, "entrypoint": null, "resourceLimits": null, "templateId": "t", "timeout": 60}),
@@ -79,7 +83,8 @@ fn every_refusal_has_its_documented_code() {
 fn the_first_failing_check_wins() {
     let mut wrong = json!({
         "extensions": {"access.renew.extend.seconds": "1", "poolRef": " "},
-        "lifecycle": {}, "entrypoint": [""], "metadata": {"-": ""}, "timeout": 90_000,
+        "lifecycle": {"periodic": [{"name": "n", "schedule": "x", "command": ["x"]}]},
+        "entrypoint": [""], "metadata": {"-": ""}, "timeout": 90_000,
         "volumes": [{"name": "v", "host": {"path": "/data"}, "mountPath": "/m"}],
     });
     for (repair, value, said) in [
@@ -152,7 +157,8 @@ fn docker() -> CreateRules {
 fn the_first_failing_check_wins_on_docker_too() {
     let mut wrong = json!({
         "extensions": {"access.renew.extend.seconds": "1", "poolRef": " "},
-        "lifecycle": {}, "entrypoint": [""], "metadata": {"-": ""}, "platform": {"os": "plan9", "arch": "amd64"},
+        "lifecycle": {"periodic": [{"name": "n", "schedule": "x", "command": ["x"]}]},
+        "entrypoint": [""], "metadata": {"-": ""}, "platform": {"os": "plan9", "arch": "amd64"},
         "timeout": 90_000, "networkPolicy": {}, "credentialProxy": {"enabled": true},
         "resourceLimits": {"gpu": "none"}, "env": {"OPENSANDBOX_EGRESS_TOKEN": "x"},
         "volumes": [{"name": "v", "ossfs": {"bucket": "a b", "endpoint": "e", "accessKeyId": "i",
@@ -246,4 +252,32 @@ fn a_snapshot_is_the_image_and_brings_a_default_entrypoint() {
     let seen = run_with(own, Some(restored), &docker()).unwrap();
     assert_eq!(seen.spec.entrypoint, Entrypoint::Command(vec!["x".to_owned()]));
     assert_eq!(run_with(asked, None, &docker()).unwrap_err().code, "SNAPSHOT::NOT_FOUND");
+}
+
+#[test]
+fn hooks_are_taken_along_and_what_is_wrong_with_them_is_said() {
+    let asked = json!({"lifecycle": {
+        "preStart": {"command": ["sh", "-c", "make"], "timeoutSeconds": 600},
+        "periodic": [{"name": " tick ", "schedule": "TZ=Europe/Berlin */5 * * * *", "command": ["tick"]}],
+    }});
+    for rules in [rules(), docker()] {
+        let hooks = run_with(asked.clone(), None, &rules).unwrap().spec.hooks;
+        assert_eq!(hooks.pre_start.unwrap().timeout(), Duration::from_secs(600));
+        assert_eq!(hooks.periodic[0].name, "tick");
+        assert!(run_with(json!({"lifecycle": {}}), None, &rules).unwrap().spec.hooks.is_empty());
+    }
+    for (schedule, says) in [
+        ("0 0 30 2 *", "lifecycle.periodic[0].schedule never happens"),
+        ("* * *", "lifecycle.periodic[0].schedule has 3 fields"),
+        ("TZ=Nowhere @daily", "the time zone \"Nowhere\" is not known"),
+        ("@every 90", "whole seconds"),
+    ] {
+        let hook = json!({"name": "n", "schedule": schedule, "command": ["x"]});
+        let refused = run(json!({"lifecycle": {"periodic": [hook]}})).unwrap_err();
+        assert_eq!((refused.status.as_u16(), refused.code), (400, "SANDBOX::INVALID_PARAMETER"));
+        assert!(refused.message.contains(says), "{}", refused.message);
+    }
+    let windows = json!({"platform": {"os": "windows", "arch": "amd64"}, "lifecycle": asked["lifecycle"]});
+    let refused = run_with(windows, None, &docker()).unwrap_err();
+    assert!(refused.message.contains("Windows"), "{}", refused.message);
 }

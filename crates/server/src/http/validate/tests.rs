@@ -20,7 +20,12 @@ fn each_refusal_has_its_status_and_code() {
     let cases: Vec<(&str, Value, u16, &str)> = vec![
         ("extensions", json!({"access.renew.extend.seconds": "299"}), 400, "SANDBOX::INVALID_PARAMETER"),
         ("extensions", json!({"access.renew.extend.seconds": ""}), 400, "SANDBOX::INVALID_PARAMETER"),
-        ("lifecycle", json!({}), 400, "SANDBOX::INVALID_PARAMETER"),
+        (
+            "lifecycle",
+            json!({"periodic": [{"name": "n", "schedule": "@never", "command": ["x"]}]}),
+            400,
+            "SANDBOX::INVALID_PARAMETER",
+        ),
         ("extensions", json!({"poolRef": "p"}), 400, "SANDBOX::UNSUPPORTED_POOL_REF"),
         ("entrypoint", json!([""]), 400, "DOCKER::INVALID_ENTRYPOINT"),
         ("entrypoint", json!([" "]), 400, "DOCKER::INVALID_ENTRYPOINT"),

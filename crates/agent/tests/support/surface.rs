@@ -1,0 +1,119 @@
+//! What servers may rely on: frozen, so that nobody changes it without a new generation.
+//!
+//! A test that fails here has found a change of the surface. Raise `GENERATION` in `sandglass_sandbox::agent`, say there what a server
+//! may use from then on, and accept the new snapshot; the old one stays what it was.
+
+use sandglass_sandbox::agent::{Agent as Generation, GENERATION, HEADER};
+use serde_json::json;
+
+use crate::init::boot;
+use crate::support::Agent;
+
+/// Every route, with a request that the handler refuses or answers without doing anything.
+const ROUTES: &[(&str, &str)] = &[
+    ("GET", "/ping"),
+    ("GET", "/ready"),
+    ("POST", "/internal/init"),
+    ("POST", "/command"),
+    ("DELETE", "/command"),
+    ("GET", "/command/status/{id}"),
+    ("GET", "/command/{id}/logs"),
+    ("POST", "/session"),
+    ("POST", "/session/{id}/run"),
+    ("DELETE", "/session/{id}"),
+    ("POST", "/code"),
+    ("DELETE", "/code"),
+    ("POST", "/code/context"),
+    ("GET", "/code/contexts"),
+    ("DELETE", "/code/contexts"),
+    ("GET", "/code/contexts/{id}"),
+    ("DELETE", "/code/contexts/{id}"),
+    ("GET", "/files/info"),
+    ("DELETE", "/files"),
+    ("POST", "/files/mv"),
+    ("POST", "/files/permissions"),
+    ("GET", "/files/search"),
+    ("POST", "/files/replace"),
+    ("POST", "/files/upload"),
+    ("GET", "/files/download"),
+    ("GET", "/directories/list"),
+    ("POST", "/directories"),
+    ("DELETE", "/directories"),
+    ("GET", "/metrics"),
+    ("POST", "/pty"),
+    ("GET", "/pty/{id}"),
+    ("DELETE", "/pty/{id}"),
+    ("GET", "/pty/{id}/ws"),
+    ("GET", "/v1/isolated/capabilities"),
+    ("POST", "/v1/isolated/session"),
+    ("GET", "/v1/isolated/sessions"),
+    ("GET", "/v1/filesystem/{uid}/{gid}/files/info"),
+    ("GET", "/proxy/{port}/{path}"),
+];
+
+#[test]
+fn the_surface_changes_with_the_generation_only() {
+    let agent = Agent::start();
+    let routes: Vec<String> = ROUTES
+        .iter()
+        .map(|(method, path)| {
+            let target = path.replace("{uid}", "0").replace("{gid}", "0").replace("{port}", "1");
+            let answer = agent.send(method, &target, &[("Upgrade", "none")], b"");
+            let text = answer.text();
+            assert!(!text.contains("no such route"), "{method} {path}: {text}");
+            format!("{method} {path}")
+        })
+        .collect();
+    let fields = [
+        "sandboxId",
+        "accessToken",
+        "entrypoint",
+        "env",
+        "cwd",
+        "user",
+        "listenFd",
+        "statusFd",
+        "cpuMillis",
+        "memoryBytes",
+        "lifecycle",
+    ];
+    // A field that is read cannot be of another type; the others are set by `boot` itself.
+    for field in ["accessToken", "entrypoint", "env", "user", "cpuMillis", "memoryBytes", "lifecycle"] {
+        let mut config = json!({ "accessToken": "", "env": [] });
+        config[field] = json!(false);
+        assert_eq!(boot(&config).0.wait().unwrap().code(), Some(2), "{field}");
+    }
+    let ping = agent.get("/ping");
+    let ready = agent.get("/ready");
+    let shape = json!({
+        "routes": routes,
+        "boot configuration": fields,
+        "status lines": status_lines(),
+        "introduction": [ping.header(HEADER), ready.header(HEADER)],
+        "ready": ready.json(),
+    });
+    insta::with_settings!({ snapshot_path => "../snapshots", prepend_module_to_snapshot => false, omit_expression => true }, {
+        insta::assert_json_snapshot!(format!("generation-{GENERATION}"), shape);
+    });
+}
+
+/// Boots with every field and brings about every line.
+fn status_lines() -> Vec<String> {
+    let config = |script: &str| {
+        json!({ "accessToken": "t", "entrypoint": ["true"], "env": [["PATH", "/usr/bin:/bin"]], "user": "", "cpuMillis": 1000,
+            "memoryBytes": 1 << 30, "lifecycle": { "preStart": { "command": ["sh", "-c", script] } } })
+    };
+    let (mut child, well, _) = boot(&config("true"));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let (mut child, badly, _) = boot(&config("exit 1"));
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    vec![well, badly]
+}
+
+#[test]
+fn the_agent_introduces_itself() {
+    let agent = Agent::start_with(&[], &[("EXECD_ACCESS_TOKEN", "t")]);
+    let ping = agent.get("/ping");
+    assert_eq!((ping.status, ping.header("content-length"), ping.body.len()), (200, Some("0"), 0));
+    assert_eq!(ping.header(HEADER).unwrap().parse(), Ok(Generation::OURS));
+}
