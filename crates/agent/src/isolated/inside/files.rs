@@ -17,6 +17,8 @@ use hyper_util::rt::TokioIo;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
+use crate::binding::{Binding, Gate};
+use crate::envs::LiveEnv;
 use crate::accounts::Identity;
 use crate::files;
 use crate::hardening;
@@ -103,7 +105,8 @@ fn agent(plan: &Plan, reaper: Reaper) -> Agent {
         token: String::new(),
         port: 0,
         home: plan.env.get("HOME").cloned().unwrap_or_else(|| "/".into()),
-        env: plan.env.clone(),
+        binding: Binding::new(Gate::Open, None).0,
+        env: LiveEnv::new(plan.env.clone()),
         env_file: std::path::PathBuf::new(),
         cwd: plan.cwd.clone(),
         identity: Identity { uid, gid, ..Identity::default() },
