@@ -95,10 +95,10 @@ def test_sessions_do_not_know_each_other(box, run):
 
 
 def test_a_new_session_sees_what_set_env_has_set(box):
-    box.commands.set_env("E2E_FOR_SESSIONS", "it's\n$HOME")
+    box.commands.set_env("E2E_FOR_SESSIONS", "say \"x\"\n$HOME")
     made = box.commands.create_session()
     done = box.commands.run_in_session(made, 'printf %s "$E2E_FOR_SESSIONS" | tr "\\n" "~"; env | grep -c ^EXECD_')
-    assert texts(done.logs.stdout) == ["it's~$HOME0"]
+    assert texts(done.logs.stdout) == ['say "x"~$HOME0']
     box.commands.delete_session(made)
 
 

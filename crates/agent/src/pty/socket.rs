@@ -24,7 +24,7 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig
 use tokio_tungstenite::tungstenite::{Error, Message};
 
 use super::frames::{self, Asked};
-use super::shell::Mode;
+use super::shell::{Handle, Mode};
 use super::terminal::{Next, Reader, Terminal};
 use crate::http::body::Body;
 use crate::http::query::Query;
@@ -164,7 +164,7 @@ async fn connect(
                 Ok(Ok(permit)) => permit,
                 _ => {
                     let ending = Ending::failed("ALREADY_CONNECTED", "the other client does not leave");
-                    return leave(sink, stream, ending).await;
+                    return leave(sink, stream, Vec::new(), ending).await;
                 }
             }
         }
@@ -175,12 +175,12 @@ async fn connect(
         && let Err(message) = terminal.ensure_shell(&agent, wish.mode).await
     {
         drop(permit);
-        return leave(sink, stream, Ending::failed("START_FAILED", &message)).await;
+        return leave(sink, stream, Vec::new(), Ending::failed("START_FAILED", &message)).await;
     }
     let Some(reader) = terminal.attach(wish.since) else {
         drop(permit);
         let ending = Ending::failed("START_FAILED", "the shell ended before it was connected");
-        return leave(sink, stream, ending).await;
+        return leave(sink, stream, Vec::new(), ending).await;
     };
     let (tell, told) = mpsc::channel(16);
     let mut writer = Writer {
@@ -195,18 +195,24 @@ async fn connect(
         ending = writer.write(&mut sink) => ending,
         ending = read(&mut stream, &terminal, wish.place, tell) => ending,
     };
+    let unsaid: Vec<Message> = std::iter::from_fn(|| writer.told.try_recv().ok()).collect();
     drop(writer);
     drop(permit);
-    leave(sink, stream, ending).await;
+    leave(sink, stream, unsaid, ending).await;
 }
 
 /// Says the last words, and waits for the other side to have heard them: closing on unread input would lose them.
-async fn leave(mut sink: SplitSink<Socket, Message>, mut stream: SplitStream<Socket>, ending: Ending) {
+async fn leave(
+    mut sink: SplitSink<Socket, Message>,
+    mut stream: SplitStream<Socket>,
+    unsaid: Vec<Message>,
+    ending: Ending,
+) {
     let Ending::Close { last, code, reason } = ending else { return };
     let limit = if code == TAKEN_OVER { EVICT_WAIT } else { Duration::from_secs(2) };
     let words = async {
-        if let Some(last) = last {
-            sink.send(last).await?;
+        for message in unsaid.into_iter().chain(last) {
+            sink.send(message).await?;
         }
         sink.send(Message::Close(Some(CloseFrame { code: code.into(), reason: reason.into() }))).await
     };
@@ -364,25 +370,28 @@ async fn read(
                 return Ending::Close { last, code: CloseCode::Policy.into(), reason: "READ_ONLY" };
             }
             let _ = tell.send(refusal).await;
-            continue;
+        } else if let Some(answer) = obey(asked, shell.as_ref(), &mut pending) {
+            // The writer leaves first only when the connection ends, which ends this too.
+            let _ = tell.send(answer).await;
         }
-        let answer = match asked {
-            Asked::Input(bytes) => {
-                pending.extend_from_slice(&bytes);
-                continue;
-            }
-            Asked::Ping => frames::text(&json!({ "type": "pong" })),
-            Asked::Unknown(kind) => frames::error("INVALID_FRAME", &format!("unknown frame type {kind:?}")),
-            Asked::Resize { cols, rows } => {
-                shell.inspect(|shell| shell.resize(cols, rows));
-                continue;
-            }
-            Asked::Signal(number) => {
-                shell.inspect(|shell| shell.signal(number));
-                continue;
-            }
-            Asked::Ignored => continue,
-        };
-        let _ = tell.send(answer).await;
     }
+}
+
+/// Does what is asked; what there is to say to it.
+fn obey(asked: Asked, shell: Option<&Handle>, pending: &mut BytesMut) -> Option<Message> {
+    match asked {
+        Asked::Input(bytes) => pending.extend_from_slice(&bytes),
+        Asked::Ping => return Some(frames::text(&json!({ "type": "pong" }))),
+        Asked::Unknown(kind) => {
+            return Some(frames::error("INVALID_FRAME", &format!("unknown frame type {kind:?}")));
+        }
+        Asked::Resize { cols, rows } => {
+            shell.inspect(|shell| shell.resize(cols, rows));
+        }
+        Asked::Signal(number) => {
+            shell.inspect(|shell| shell.signal(number));
+        }
+        Asked::Ignored => {}
+    }
+    None
 }

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as Clock, MissedTickBehavior, interval_at, sleep_until};
 
 use super::shell::{self, Shell};
@@ -163,22 +163,26 @@ impl Stream {
 
     /// The terminal event after what is there.
     pub(super) fn end(self, end: &End) {
-        let Stream { tx, mut batch, mut lines, begun } = self;
+        let millis = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.conclude(|batch, stamp| match end.code {
+            0 => events::complete(batch, millis, stamp),
+            code => events::error(batch, &code.to_string(), &end.error, stamp),
+        });
+    }
+
+    /// The terminal event of a run that could not begin: its value is the reason.
+    pub(super) fn refuse(self, reason: &str) {
+        self.conclude(|batch, stamp| events::error(batch, reason, reason, stamp));
+    }
+
+    fn conclude(self, event: impl FnOnce(&mut Vec<u8>, &Stamp)) {
+        let Stream { tx, mut batch, mut lines, .. } = self;
         let stamp = Stamp::now();
         lines.finish(|line| put(&mut batch, line, &stamp));
-        if end.code == 0 {
-            let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-            events::complete(&mut batch, millis, &stamp);
-        } else {
-            let value = if end.code == i32::MIN { end.error.clone() } else { end.code.to_string() };
-            events::error(&mut batch, &value, &end.error, &stamp);
-        }
-        match tx.try_send(Ok(batch.into())) {
-            // A client that reads slowly must not hold up the next run; the task lives no longer than its connection.
-            Err(tokio::sync::mpsc::error::TrySendError::Full(last)) => {
-                tokio::spawn(async move { drop(tx.send(last).await) });
-            }
-            Ok(()) | Err(_) => {}
+        event(&mut batch, &stamp);
+        // A client that reads slowly must not hold up the next run; the task lives no longer than its connection.
+        if let Err(mpsc::error::TrySendError::Full(last)) = tx.try_send(Ok(batch.into())) {
+            tokio::spawn(async move { drop(tx.send(last).await) });
         }
     }
 }
@@ -188,11 +192,6 @@ fn put(batch: &mut Vec<u8>, line: &[u8], stamp: &Stamp) {
     if !line.is_empty() {
         events::line(batch, "stdout", line, stamp);
     }
-}
-
-/// The end that a run never came to: the value of its event is the message.
-pub(super) fn not_run(message: impl Into<String>) -> End {
-    End { code: i32::MIN, error: message.into() }
 }
 
 /// What a run is told to have come to when it was made to end.

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as Clock, sleep};
 
 use super::driver;
-use super::run::{Abort, Cause, Outcome, Stream, closed, killed, not_run};
+use super::run::{Abort, Cause, Outcome, Stream, closed, killed};
 use super::shell::{self, Part, Shell, Start};
 use crate::command::pipes;
 use crate::envs::{self, Env};
@@ -86,7 +86,7 @@ impl Worker {
         jobs.close();
         while let Ok(job) = jobs.try_recv() {
             // Its `checked` is dropped, which answers where no stream has begun.
-            Stream::new(job.tx).end(&not_run("the session was deleted"));
+            Stream::new(job.tx).refuse("the session was deleted");
         }
     }
 
@@ -115,7 +115,7 @@ impl Worker {
         for _ in 0..2 {
             if let Err(message) = self.have_shell(&mut abort).await {
                 let _ = checked.send(Ok(()));
-                return stream.end(&not_run(message));
+                return stream.refuse(&message);
             }
             match self.enter(cwd.as_deref(), &mut abort).await {
                 Ok(()) => {
@@ -142,7 +142,7 @@ impl Worker {
         if let Err(error) = shell.run(command) {
             let message = format!("no room for the command: {}", crate::http::reply::plain(&error));
             self.give_up_shell(since).await;
-            return stream.end(&not_run(message));
+            return stream.refuse(&message);
         }
         match stream.pump(shell, &mut abort).await {
             Outcome::Reported(end) => {

@@ -49,7 +49,7 @@ pub async fn run(call: Call, arguments: CommandRun) -> Result<Execution, Failure
         reporter: call.reporter(),
     };
     let ending = tokio::select! {
-        ending = following.to_the_end() => ending?,
+        ending = following.until_ended() => ending?,
         () = call.cancelled() => {
             following.interrupt().await;
             return Err(Failure::cancelled());
@@ -128,7 +128,7 @@ struct Following<'a> {
 }
 
 impl Following<'_> {
-    async fn to_the_end(&mut self) -> Result<Ending, Failure> {
+    async fn until_ended(&mut self) -> Result<Ending, Failure> {
         loop {
             let event = tokio::select! {
                 event = self.events.next() => event?,
