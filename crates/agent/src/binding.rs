@@ -230,8 +230,8 @@ impl Init {
             Some(value) => Hooks::parse(&value.to_string()).map_err(|e| invalid(&e.to_string()))?,
         };
         let attributes = attributes(&object)?;
-        let warnings =
-            (attributes > 0).then_some("telemetry attributes are not used: measurements keep those of the start");
+        let warnings = (attributes > 0)
+            .then_some("telemetry attributes are not used: measurements keep those of the start");
         let envs = crate::command::envs_of(&object)?;
         let warnings = warnings.into_iter().collect();
         Ok(Init { sandbox, generation, restart, token_digest, envs, hooks, warnings })

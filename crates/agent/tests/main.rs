@@ -20,6 +20,8 @@ mod hooks;
 mod identity;
 #[path = "support/init.rs"]
 mod init;
+#[path = "support/isolated.rs"]
+mod isolated;
 #[path = "support/robust.rs"]
 mod robust;
 #[path = "support/runtime_init.rs"]
@@ -34,5 +36,3 @@ mod surface;
 mod telemetry;
 #[path = "support/terminals.rs"]
 mod terminals;
-#[path = "support/isolated.rs"]
-mod isolated;

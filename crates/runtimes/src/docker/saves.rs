@@ -70,12 +70,11 @@ impl Saves {
             let path = entry?.path();
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             let snapshot = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
-            match id.zip(snapshot) {
-                Some((id, snapshot)) => {
-                    drop(entries.insert(id, Entry { snapshot, inherited: Some(Instant::now()) }))
-                }
+            if let Some((id, snapshot)) = id.zip(snapshot) {
+                entries.insert(id, Entry { snapshot, inherited: Some(Instant::now()) });
+            } else {
                 // Cut short by a full disk or a crash: it says nothing that could be used.
-                None => fs::remove_file(&path)?,
+                fs::remove_file(&path)?;
             }
         }
         Ok(Self { dir, entries: Mutex::new(entries) })

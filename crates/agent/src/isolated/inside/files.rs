@@ -17,9 +17,9 @@ use hyper_util::rt::TokioIo;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
+use crate::accounts::Identity;
 use crate::binding::{Binding, Gate};
 use crate::envs::LiveEnv;
-use crate::accounts::Identity;
 use crate::files;
 use crate::hardening;
 use crate::http::query::Query;
