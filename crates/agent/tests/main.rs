@@ -18,11 +18,11 @@ mod files;
 mod identity;
 #[path = "support/init.rs"]
 mod init;
-#[path = "support/sessions.rs"]
-mod sessions;
-#[path = "support/terminals.rs"]
-mod terminals;
 #[path = "support/robust.rs"]
 mod robust;
+#[path = "support/sessions.rs"]
+mod sessions;
 #[path = "support/telemetry.rs"]
 mod telemetry;
+#[path = "support/terminals.rs"]
+mod terminals;

@@ -21,8 +21,8 @@ use crate::http::reply::{self, Code, Failure, Outcome};
 use crate::http::router::Agent;
 use crate::init::signal_group;
 use log::Log;
-pub use registry::Commands;
 use registry::Command;
+pub use registry::Commands;
 pub(crate) use registry::End;
 use request::CommandRequest;
 

@@ -15,7 +15,10 @@ const REPLAY: u8 = 3;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Input(Bytes),
-    Resize { cols: u16, rows: u16 },
+    Resize {
+        cols: u16,
+        rows: u16,
+    },
     Signal(i32),
     Ping,
     /// A type that is not known, which is told.

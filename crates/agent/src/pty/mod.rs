@@ -71,7 +71,9 @@ pub async fn dispatch(
             drain(request.into_body()).await;
             let terminal = agent.terminals.get(&decode(id, false))?;
             let (running, offset) = (terminal.running(), terminal.offset());
-            Ok(reply::json(&json!({ "session_id": terminal.id, "running": running, "output_offset": offset })))
+            Ok(reply::json(
+                &json!({ "session_id": terminal.id, "running": running, "output_offset": offset }),
+            ))
         }
         (&Method::DELETE, ["pty", id]) => {
             drain(request.into_body()).await;
@@ -83,7 +85,11 @@ pub async fn dispatch(
         _ => {
             drain(request.into_body()).await;
             let path = segments.join("/");
-            Err(Failure::new(StatusCode::NOT_FOUND, Code::NotFound, format!("no such route: {method} /{path}")))
+            Err(Failure::new(
+                StatusCode::NOT_FOUND,
+                Code::NotFound,
+                format!("no such route: {method} /{path}"),
+            ))
         }
     }
 }
@@ -92,13 +98,17 @@ async fn create(agent: &Arc<Agent>, body: Incoming) -> Outcome {
     let object = optional_object(body).await?;
     let command = object.string("command")?.filter(|command| !command.trim().is_empty());
     if command.as_ref().is_some_and(|command| command.contains('\0')) {
-        return Err(Failure::invalid("invalid request, validation error command must not contain a NUL byte"));
+        return Err(Failure::invalid(
+            "invalid request, validation error command must not contain a NUL byte",
+        ));
     }
     let cwd = start_directory(agent, object.string("cwd")?).await?;
     let id = uuid::Uuid::new_v4().to_string();
     let mut table = agent.terminals.lock();
     if table.len() >= MAX_TERMINALS {
-        return Err(Failure::unavailable(format!("there are {MAX_TERMINALS} terminals already; delete one first")));
+        return Err(Failure::unavailable(format!(
+            "there are {MAX_TERMINALS} terminals already; delete one first"
+        )));
     }
     table.insert(id.clone(), Arc::new(Terminal::new(id.clone(), cwd, command)));
     Ok(reply::json_reply(StatusCode::CREATED, &json!({ "session_id": id })))

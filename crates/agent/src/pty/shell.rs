@@ -22,8 +22,8 @@ use crate::envs;
 use crate::http::reply::plain;
 use crate::http::router::Agent;
 use crate::init::reap::Exit;
-use crate::init::{signal_group, watch_descriptor};
 use crate::init::spawn::{Extras, Launch, Lead, locate_shell};
+use crate::init::{signal_group, watch_descriptor};
 
 const SIZE: Winsize = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
 
@@ -69,7 +69,8 @@ impl Source {
         match self {
             // A terminal without processes answers an error, which is its end.
             Source::Terminal(fd) => {
-                let read = fd.async_io(Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut *buffer)?)).await;
+                let read =
+                    fd.async_io(Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut *buffer)?)).await;
                 (Origin::Out, read.unwrap_or(0))
             }
             Source::Pipe(origin, pipe) => loop {
@@ -132,7 +133,10 @@ struct Ends {
 fn terminal(owner: u32) -> Result<Ends, String> {
     let failed = |what: &str, error: io::Error| format!("{what}: {}", plain(&error));
     let unavailable = |error: rustix::io::Errno| {
-        failed("no pseudo-terminal can be made in this sandbox (it needs /dev/ptmx and /dev/pts)", error.into())
+        failed(
+            "no pseudo-terminal can be made in this sandbox (it needs /dev/ptmx and /dev/pts)",
+            error.into(),
+        )
     };
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let master = rustix::pty::openpt(flags).map_err(unavailable)?;
@@ -143,7 +147,8 @@ fn terminal(owner: u32) -> Result<Ends, String> {
     tcsetwinsize(&master, SIZE).map_err(unavailable)?;
     let clone = |fd: &OwnedFd| fd.try_clone().map_err(|error| failed("no descriptors for a terminal", error));
     let (stdin, stdout) = (clone(&slave)?, clone(&slave)?);
-    let input = Arc::new(watch_descriptor(master).map_err(|error| failed("no descriptors for a terminal", error))?);
+    let input =
+        Arc::new(watch_descriptor(master).map_err(|error| failed("no descriptors for a terminal", error))?);
     let source = Source::Terminal(Arc::clone(&input));
     Ok(Ends { input, sources: [Some(source), None], stdin, stdout, stderr: slave })
 }

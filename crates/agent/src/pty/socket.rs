@@ -112,11 +112,14 @@ pub(super) fn accept(
 
 fn handshake_key(headers: &HeaderMap) -> Option<Vec<u8>> {
     let has = |name: &str, word: &str| {
-        headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).any(|value| {
-            value.split(',').any(|part| part.trim().eq_ignore_ascii_case(word))
-        })
+        headers
+            .get_all(name)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .any(|value| value.split(',').any(|part| part.trim().eq_ignore_ascii_case(word)))
     };
-    let proper = has("upgrade", "websocket") && has("connection", "upgrade") && has("sec-websocket-version", "13");
+    let proper =
+        has("upgrade", "websocket") && has("connection", "upgrade") && has("sec-websocket-version", "13");
     headers.get("sec-websocket-key").filter(|_| proper).map(|key| key.as_bytes().to_vec())
 }
 
@@ -124,7 +127,11 @@ fn handshake_key(headers: &HeaderMap) -> Option<Vec<u8>> {
 enum Ending {
     /// The other side is gone, or as good as.
     Gone,
-    Close { last: Option<Message>, code: u16, reason: &'static str },
+    Close {
+        last: Option<Message>,
+        code: u16,
+        reason: &'static str,
+    },
 }
 
 impl Ending {
@@ -176,8 +183,14 @@ async fn connect(
         return leave(sink, stream, ending).await;
     };
     let (tell, told) = mpsc::channel(16);
-    let mut writer =
-        Writer { terminal: &terminal, reader, place: wish.place, told, evictions, replays: &agent.terminals.replays };
+    let mut writer = Writer {
+        terminal: &terminal,
+        reader,
+        place: wish.place,
+        told,
+        evictions,
+        replays: &agent.terminals.replays,
+    };
     let ending = tokio::select! {
         ending = writer.write(&mut sink) => ending,
         ending = read(&mut stream, &terminal, wish.place, tell) => ending,
@@ -244,13 +257,19 @@ impl Writer<'_> {
         loop {
             changed.mark_unchanged();
             let message = match self.reader.next(FRAME) {
-                Next::Output { from, bytes, .. } if self.place == Place::Viewer => frames::replay(from, &bytes),
+                Next::Output { from, bytes, .. } if self.place == Place::Viewer => {
+                    frames::replay(from, &bytes)
+                }
                 // The offset tells a reader that was too slow that it missed something.
                 Next::Output { from, bytes, gap: true, .. } => frames::replay(from, &bytes),
                 Next::Output { origin, bytes, .. } => frames::output(origin, &bytes),
                 Next::Exit(code) => {
                     let last = Some(frames::text(&json!({ "type": "exit", "exit_code": code })));
-                    return Ok(Ending::Close { last, code: CloseCode::Normal.into(), reason: "process exited" });
+                    return Ok(Ending::Close {
+                        last,
+                        code: CloseCode::Normal.into(),
+                        reason: "process exited",
+                    });
                 }
                 Next::Nothing => tokio::select! {
                     told = self.told.recv() => match told {

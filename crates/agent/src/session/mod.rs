@@ -65,7 +65,10 @@ pub(crate) async fn optional_object(body: Incoming) -> Result<Object, Failure> {
 }
 
 /// The directory a shell is to start in, made when it is missing.
-pub(crate) async fn start_directory(agent: &Agent, raw: Option<String>) -> Result<std::path::PathBuf, Failure> {
+pub(crate) async fn start_directory(
+    agent: &Agent,
+    raw: Option<String>,
+) -> Result<std::path::PathBuf, Failure> {
     let Some(raw) = raw.filter(|raw| !raw.is_empty()) else { return Ok(agent.cwd.clone()) };
     let env = envs::for_shells(&agent.env, &agent.env_file);
     let expanded = envs::expand_path(&raw, &env, &agent.home)
@@ -106,7 +109,8 @@ struct RunRequest {
 
 impl RunRequest {
     fn parse(object: &Object) -> Result<Self, Failure> {
-        let invalid = |message: &str| Failure::invalid(format!("invalid request, validation error {message}"));
+        let invalid =
+            |message: &str| Failure::invalid(format!("invalid request, validation error {message}"));
         let command = object.string("command")?.filter(|text| !text.trim().is_empty());
         let command = command.ok_or_else(|| invalid("command is required"))?;
         if command.contains('\0') {

@@ -53,7 +53,8 @@ impl Shell {
         let (name, program) =
             locate_shell(envs::search_path(&agent.env)).ok_or("no shell (bash or sh) in this image")?;
         let dialect = Dialect::of(name);
-        let failed = |error: io::Error| format!("no descriptors for a shell: {}", crate::http::reply::plain(&error));
+        let failed =
+            |error: io::Error| format!("no descriptors for a shell: {}", crate::http::reply::plain(&error));
         let (out, out_write) = pipes::pipe().map_err(failed)?;
         let (reports, report_write) = pipes::pipe().map_err(failed)?;
         let (go_read, go) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;

@@ -35,7 +35,9 @@ impl Sessions {
     pub(super) fn open(&self, agent: &Arc<Agent>, cwd: PathBuf) -> Result<String, Failure> {
         let mut table = self.lock();
         if table.len() >= MAX_SESSIONS {
-            return Err(Failure::unavailable(format!("there are {MAX_SESSIONS} sessions already; delete one first")));
+            return Err(Failure::unavailable(format!(
+                "there are {MAX_SESSIONS} sessions already; delete one first"
+            )));
         }
         let id = uuid::Uuid::new_v4().to_string();
         let (jobs, queue) = mpsc::channel(MAX_WAITING);

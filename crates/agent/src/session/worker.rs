@@ -13,9 +13,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as Clock, sleep};
 
+use super::driver;
 use super::run::{Abort, Cause, Outcome, Stream, closed, killed, not_run};
 use super::shell::{self, Part, Shell, Start};
-use super::driver;
 use crate::command::pipes;
 use crate::envs::{self, Env};
 use crate::http::body::ChunkSender;
@@ -203,8 +203,7 @@ impl Worker {
             None => envs::for_shells(&self.agent.env, &self.agent.env_file),
         };
         env.insert("PWD".into(), self.cwd.to_string_lossy().into_owned());
-        let start =
-            Start { env: &env, cwd: &self.cwd, state: self.state.as_deref().unwrap_or_default() };
+        let start = Start { env: &env, cwd: &self.cwd, state: self.state.as_deref().unwrap_or_default() };
         self.shell = Some(Shell::start(&self.agent, &start)?);
         Ok(())
     }
@@ -212,10 +211,12 @@ impl Worker {
     /// Goes where the run wants to be, by the session's own variables.
     async fn enter(&mut self, raw: Option<&str>, abort: &mut Abort) -> Result<(), Refusal> {
         let Some(raw) = raw else { return Ok(()) };
-        let invalid =
-            |message: String| Refusal::Invalid(Failure::invalid(format!("invalid request, validation error {message}")));
+        let invalid = |message: String| {
+            Refusal::Invalid(Failure::invalid(format!("invalid request, validation error {message}")))
+        };
         let variables = self.look_up(raw, abort).await?;
-        let expanded = envs::expand_path(raw, &variables, &self.agent.home).map_err(|e| invalid(e.to_string()))?;
+        let expanded =
+            envs::expand_path(raw, &variables, &self.agent.home).map_err(|e| invalid(e.to_string()))?;
         let path = envs::clean(&self.cwd, &expanded);
         if !path.is_dir() {
             let reason = if path.exists() { "is not a directory" } else { "does not exist" };

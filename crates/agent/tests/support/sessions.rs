@@ -53,14 +53,22 @@ impl Session<'_> {
 
     /// Runs and compares with lines of output and success.
     fn prints(&self, command: &str, lines: &[&str]) {
-        assert_eq!(self.run(command), lines.iter().map(|line| out(line)).collect::<String>() + DONE, "{command}");
+        assert_eq!(
+            self.run(command),
+            lines.iter().map(|line| out(line)).collect::<String>() + DONE,
+            "{command}"
+        );
     }
 
     /// Begins a run without waiting for its end.
     fn begin(&self, body: &Value) -> TcpStream {
         let mut stream = self.agent.connect();
         let body = body.to_string();
-        let head = format!("POST /session/{}/run HTTP/1.1\r\nHost: b\r\nContent-Length: {}\r\n\r\n", self.id, body.len());
+        let head = format!(
+            "POST /session/{}/run HTTP/1.1\r\nHost: b\r\nContent-Length: {}\r\n\r\n",
+            self.id,
+            body.len()
+        );
         stream.write_all((head + &body).as_bytes()).unwrap();
         stream
     }
@@ -81,7 +89,10 @@ fn everything_a_shell_knows_survives_from_run_to_run() {
     s.prints("kill $job; wait $job; echo $?", &["143"]);
     // The shell is the same one; one of another session is not.
     s.prints("echo $$ > /proc/self/fd/5; [[ $$ == $PPID ]] || me=$$", &[&until(|| pid_of(&s))]);
-    session(&agent).prints("echo \"[$A$b]\"; pwd -P", &["[]", &agent.dir.path().canonicalize().unwrap().to_string_lossy()]);
+    session(&agent).prints(
+        "echo \"[$A$b]\"; pwd -P",
+        &["[]", &agent.dir.path().canonicalize().unwrap().to_string_lossy()],
+    );
 }
 
 fn pid_of(s: &Session<'_>) -> Option<String> {
@@ -96,7 +107,10 @@ fn golden_streams() {
     let s = session(&agent);
     for (command, expected) in [
         ("true", DONE.to_owned()),
-        ("printf 'a\\n\\nb\\n\\n'; echo err >&2; printf tail", ["a", "b", "err", "tail"].map(out).concat() + DONE),
+        (
+            "printf 'a\\n\\nb\\n\\n'; echo err >&2; printf tail",
+            ["a", "b", "err", "tail"].map(out).concat() + DONE,
+        ),
         ("(exit 7)", failed("7", "exit status 7")),
         ("nosuch", out("bash: line 1: nosuch: command not found") + &failed("127", "exit status 127")),
         ("\n\nnosuch", out("bash: line 3: nosuch: command not found") + &failed("127", "exit status 127")),
@@ -110,7 +124,10 @@ fn golden_streams() {
         assert_eq!(s.run(command), expected, "{command}");
     }
     let unclosed = s.run("echo 'unclosed");
-    assert!(unclosed.contains("unexpected EOF") && unclosed.ends_with(&failed("2", "exit status 2")), "{unclosed}");
+    assert!(
+        unclosed.contains("unexpected EOF") && unclosed.ends_with(&failed("2", "exit status 2")),
+        "{unclosed}"
+    );
     s.prints("cat <<END\nin a document\nEND", &["in a document"]);
 }
 
@@ -178,13 +195,18 @@ fn state_beyond_its_bound_costs_the_rest_and_not_the_session() {
     s.prints(&long, &["1000000"]);
 }
 
-
 #[test]
 fn directories_are_made_expanded_and_checked() {
-    let agent = Agent::start_with(&[], &[("BASE", "made"), ("JUPYTER_TOKEN", "secret"), ("OPENSANDBOX_LIFECYCLE", "{}")]);
+    let agent = Agent::start_with(
+        &[],
+        &[("BASE", "made"), ("JUPYTER_TOKEN", "secret"), ("OPENSANDBOX_LIFECYCLE", "{}")],
+    );
     std::fs::write(agent.path("env"), "FROM_FILE='file value'\nDEEP=deep\n").unwrap();
     let s = Session { agent: &agent, id: Session::open(&agent, &json!({ "cwd": "$BASE/${DEEP}" })) };
-    s.prints("basename $PWD; echo $FROM_FILE; env | grep -ciE '^(EXECD_|JUPYTER|OPENSANDBOX_LIFE)' || :", &["deep", "file value", "0"]);
+    s.prints(
+        "basename $PWD; echo $FROM_FILE; env | grep -ciE '^(EXECD_|JUPYTER|OPENSANDBOX_LIFE)' || :",
+        &["deep", "file value", "0"],
+    );
     s.prints("unexported=\"a b\"; mkdir -p \"$unexported/c\"", &[]);
     let cwd = |cwd: &str| s.events(&json!({ "command": "basename \"$PWD\"", "cwd": cwd }));
     assert_eq!(cwd("$unexported/c"), out("c") + DONE);
@@ -211,7 +233,8 @@ fn directories_are_made_expanded_and_checked() {
 fn runs_of_one_session_wait_for_each_other() {
     let agent = Agent::start();
     let s = session(&agent);
-    let first = s.begin(&json!({ "command": "until test -e go; do sleep 0.02; done; echo first >> order; n=1" }));
+    let first =
+        s.begin(&json!({ "command": "until test -e go; do sleep 0.02; done; echo first >> order; n=1" }));
     let second = s.begin(&json!({ "command": "echo second$n >> order", "cwd": agent.dir.path() }));
     let mut third = s.begin(&json!({ "command": "echo third >> order; echo told" }));
     // Its stream begins before its turn comes.
@@ -233,9 +256,15 @@ fn a_timeout_ends_what_its_run_started_and_nothing_else() {
     let agent = Agent::start();
     let s = session(&agent);
     s.prints("kept=1; sleep 300 & echo $! > earlier; sleep 0.05", &[]);
-    for command in ["echo on; lost=1; sleep 301 & echo $! > later; while :; do :; done", "trap '' TERM INT; echo on; sh -c 'trap \"\" TERM; echo $$ > later; sleep 302; :'"] {
+    for command in [
+        "echo on; lost=1; sleep 301 & echo $! > later; while :; do :; done",
+        "trap '' TERM INT; echo on; sh -c 'trap \"\" TERM; echo $$ > later; sleep 302; :'",
+    ] {
         let begun = Instant::now();
-        assert_eq!(s.events(&json!({ "command": command, "timeout": 300 })), out("on") + &failed("-1", "signal: killed"));
+        assert_eq!(
+            s.events(&json!({ "command": command, "timeout": 300 })),
+            out("on") + &failed("-1", "signal: killed")
+        );
         assert!(begun.elapsed() < Duration::from_secs(10));
         let later = std::fs::read_to_string(agent.path("later")).unwrap();
         until(|| (!runs(later.trim())).then_some(()));
@@ -265,7 +294,8 @@ fn deleting_and_interrupting_end_the_session() {
     let agent = Agent::start();
     for target in ["/session/", "/command?id=", "/code?id="] {
         let s = session(&agent);
-        let mut running = s.begin(&json!({ "command": "echo $$ > pid; trap '' TERM INT HUP; while :; do sleep 1; done" }));
+        let mut running =
+            s.begin(&json!({ "command": "echo $$ > pid; trap '' TERM INT HUP; while :; do sleep 1; done" }));
         let mut waiting = s.begin(&json!({ "command": "echo never" }));
         let pid = until(|| std::fs::read_to_string(agent.path("pid")).ok().filter(|pid| pid.ends_with('\n')));
         let answer = agent.delete(&format!("{target}{}", s.id));
@@ -340,7 +370,10 @@ fn a_plain_sh_keeps_what_it_can() {
         let agent = Agent::launch(command, &[], &[]);
         let s = session(&agent);
         s.prints("export A='two\nlines'; b=\"it's\"; f() { echo \"f $1\"; }; alias say='echo said'; mkdir -p d; cd d; umask 027; echo $0", &["sh"]);
-        s.prints("f 1; say it; echo \"$A $b\"; umask; cat; echo err >&2", &["f 1", "said it", "two", "lines it's", "0027", "err"]);
+        s.prints(
+            "f 1; say it; echo \"$A $b\"; umask; cat; echo err >&2",
+            &["f 1", "said it", "two", "lines it's", "0027", "err"],
+        );
         let unclosed = s.run("echo 'unclosed");
         assert!(unclosed.ends_with(&failed("2", "exit status 2")), "{unclosed}");
         s.prints("f 2; set -x", &["f 2"]);
@@ -349,7 +382,10 @@ fn a_plain_sh_keeps_what_it_can() {
         assert_eq!(s.run("(exit 7)"), failed("7", "exit status 7"));
         assert_eq!(s.run("A=other; exit 3"), failed("3", "exit status 3"));
         s.prints("echo \"$A $b ${PWD##*/}\"; umask", &["two", "lines it's d", "0027"]);
-        assert_eq!(s.events(&json!({ "command": "echo ${PWD##*/}", "cwd": "$b/../.." })), out(&agent.dir.path().file_name().unwrap().to_string_lossy()) + DONE);
+        assert_eq!(
+            s.events(&json!({ "command": "echo ${PWD##*/}", "cwd": "$b/../.." })),
+            out(&agent.dir.path().file_name().unwrap().to_string_lossy()) + DONE
+        );
     }
 }
 

@@ -61,12 +61,17 @@ impl Socket {
                     return match bytes[0] {
                         1 => Seen::Out(rest.to_vec()),
                         2 => Seen::Err(rest.to_vec()),
-                        3 => Seen::Replay(u64::from_be_bytes(rest[..8].try_into().unwrap()), rest[8..].to_vec()),
+                        3 => Seen::Replay(
+                            u64::from_be_bytes(rest[..8].try_into().unwrap()),
+                            rest[8..].to_vec(),
+                        ),
                         other => panic!("frame {other}"),
                     };
                 }
                 Message::Text(text) => return Seen::Text(serde_json::from_str(&text).unwrap()),
-                Message::Close(Some(close)) => return Seen::Closed(close.code.into(), close.reason.to_string()),
+                Message::Close(Some(close)) => {
+                    return Seen::Closed(close.code.into(), close.reason.to_string());
+                }
                 Message::Close(None) => return Seen::Closed(1005, String::new()),
                 _ => {}
             }
@@ -123,7 +128,10 @@ fn a_terminal_echoes_resizes_and_is_a_terminal() {
     let agent = Agent::start_with(&[], &[("JUPYTER_TOKEN", "secret"), ("TERM", "dumb")]);
     std::fs::write(agent.path("env"), "FROM_FILE=yes\n").unwrap();
     let id = open(&agent, &json!({ "cwd": "made/$FROM_FILE" }));
-    assert_eq!(agent.get(&format!("/pty/{id}")).json(), json!({ "session_id": id, "running": false, "output_offset": 0 }));
+    assert_eq!(
+        agent.get(&format!("/pty/{id}")).json(),
+        json!({ "session_id": id, "running": false, "output_offset": 0 })
+    );
     let mut socket = connect(&agent, &id, "");
     socket.connected(&id, "pty", "holder");
     socket.kind("PS1=; stty size; tty | grep -c /dev/pts; echo [$FROM_FILE$JUPYTER_TOKEN$EXECD_ENVS] \"${PWD##*/}\"\n");
@@ -305,7 +313,8 @@ fn viewers_watch() {
     holder.connected(&id, "pty", "holder");
     holder.wait_for("ready\r\n");
     let end = agent.get(&format!("/pty/{id}")).json()["output_offset"].as_u64().unwrap();
-    let mut viewers: Vec<Socket> = (0..3).map(|_| connect(&agent, &id, &format!("mode=viewer&since={end}"))).collect();
+    let mut viewers: Vec<Socket> =
+        (0..3).map(|_| connect(&agent, &id, &format!("mode=viewer&since={end}"))).collect();
     for viewer in &mut viewers {
         viewer.connected(&id, "pty", "viewer");
     }
