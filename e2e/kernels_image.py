@@ -37,9 +37,12 @@ def tree():
             install(folder)
             shutil.copy(base, fresh)
             with tarfile.open(fresh, "a") as archive:
-                archive.add(Path(folder, "share/jupyter"), "usr/local/share/jupyter", filter=by_root)
-                shutil.rmtree(Path(folder, "share"))
-                archive.add(folder, PACKAGES, filter=by_root)
+                there = {name.removeprefix("./") for name in archive.getnames()}
+                for path_in, name in placed(Path(folder)):
+                    # An engine refuses an archive that has something twice.
+                    if name not in there:
+                        archive.add(path_in, name, recursive=False, filter=by_root)
+                        there.add(name)
         fresh.rename(path)
     finally:
         fresh.unlink(missing_ok=True)
@@ -57,6 +60,16 @@ def install(folder):
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command}: {done.stderr[-2000:]}")
+
+
+def placed(folder):
+    """Files and folders with the names they get in the tree."""
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        if inside.is_relative_to("share/jupyter"):
+            yield path, f"usr/local/{inside}"
+        elif inside.parts[0] != "share":
+            yield path, f"{PACKAGES}/{inside}"
 
 
 def by_root(entry):

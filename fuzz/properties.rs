@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use bytes::Bytes;
+use sandglass_agent::code::zmtp::{self, Decoder, Role};
 use sandglass_agent::envs::{self, Env};
 use sandglass_agent::events::{self, Stamp};
 use sandglass_agent::files::multipart::{BadForm, Event, Head, MAX_HEAD, Parser};
@@ -15,8 +16,31 @@ use sandglass_agent::telemetry::route_of;
 pub type Property = fn(&[u8]);
 
 /// Every property by the name of its target and its corpus.
-pub const ALL: [(&str, Property); 5] =
-    [("range", range), ("multipart", multipart), ("stream", stream), ("query", query), ("envs", envs)];
+pub const ALL: [(&str, Property); 6] = [
+    ("range", range),
+    ("multipart", multipart),
+    ("stream", stream),
+    ("query", query),
+    ("envs", envs),
+    ("kernel", kernel),
+];
+
+/// A kernel's side of a connection, after a proper greeting and as it is.
+pub fn kernel(data: &[u8]) {
+    let messages = |input: &[u8], size: usize| {
+        let (mut decoder, mut found) = (Decoder::default(), Vec::new());
+        let done =
+            input.chunks(size).try_for_each(|chunk| decoder.push(chunk, |message| found.push(message)));
+        (found, done)
+    };
+    let greeted = [&zmtp::opening(Role::Dealer), data].concat();
+    for input in [data, &greeted] {
+        let whole = messages(input, usize::MAX);
+        assert_eq!(messages(input, 1), whole);
+        let kept: usize = whole.0.iter().flat_map(|message| &message.parts).map(Vec::len).sum();
+        assert!(kept <= input.len() && kept <= zmtp::MAX_MESSAGE * whole.0.len());
+    }
+}
 
 /// The first eight bytes are the size of the file, the rest is the header.
 pub fn range(data: &[u8]) {

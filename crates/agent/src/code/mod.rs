@@ -17,7 +17,7 @@ mod run;
 mod server;
 mod socket;
 mod spec;
-mod zmtp;
+pub mod zmtp;
 
 pub use contexts::Contexts;
 pub use routes::{dispatch, interrupt};

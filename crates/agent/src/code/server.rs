@@ -176,6 +176,17 @@ impl Server {
         Ok(serde_json::from_slice(&body)?)
     }
 
+    /// Ends a session and its kernel. A server that is about to start a dead kernel again fails at that, so not once only.
+    async fn close(&self, id: &str) {
+        for _ in 0..5 {
+            let answer = self.call(Method::DELETE, &format!("/api/sessions/{id}"), None).await;
+            if !answer.is_ok_and(|(status, _)| status.is_server_error()) {
+                return;
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+
     async fn channels(
         &self,
         kernel: &str,
@@ -219,9 +230,9 @@ pub(super) struct Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         self.carrier.abort();
-        let (server, path) = (self.server.clone(), format!("/api/sessions/{}", self.made.id));
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { server.call(Method::DELETE, &path, None).await.map(drop) });
+        let (server, id) = (self.server.clone(), std::mem::take(&mut self.made.id));
+        if let Some(runtime) = tokio::runtime::Handle::try_current().ok().filter(|_| !id.is_empty()) {
+            runtime.spawn(async move { server.close(&id).await });
         }
     }
 }
@@ -330,9 +341,9 @@ impl Remote {
         tokio::spawn(async move { server.call(Method::POST, &path, None).await.map(drop) });
     }
 
-    pub(super) async fn end(self) {
-        let path = format!("/api/sessions/{}", self.made.id);
-        let _ = self.server.call(Method::DELETE, &path, None).await;
+    pub(super) async fn end(mut self) {
+        let id = std::mem::take(&mut self.made.id);
+        self.server.close(&id).await;
     }
 }
 

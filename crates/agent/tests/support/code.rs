@@ -358,3 +358,72 @@ fn code_without_a_language_is_a_command_and_the_readiness_port_answers() {
     let script = format!("bash -c 'exec 3<>/dev/tcp/127.0.0.1/{port}' && exit 0 || exit 1");
     assert!(agent.shell(&script).text().contains("execution_complete"));
 }
+
+/// A Jupyter server of the test's own; ended with its kernels.
+struct Jupyter(std::process::Child);
+
+impl Jupyter {
+    fn start(path: &str, port: u16, folder: &Path) -> Self {
+        let mut command = std::process::Command::new(std::env::var_os(PYTHON).unwrap());
+        command
+            .args([
+                "-m",
+                "jupyter_server",
+                "--allow-root",
+                "--no-browser",
+                "--ip=127.0.0.1",
+                "--port-retries=0",
+            ])
+            .arg(format!("--port={port}"))
+            .args(["--IdentityProvider.token=secret", "--ServerApp.root_dir=/"])
+            .env("PATH", path)
+            .env("HOME", folder)
+            .current_dir(folder)
+            .stdin(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null());
+        Jupyter(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Jupyter {
+    fn drop(&mut self) {
+        let asked = std::process::Command::new("kill").arg(self.0.id().to_string()).status();
+        if !asked.is_ok_and(|status| status.success()) {
+            let _ = self.0.kill();
+        }
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_jupyter_server_of_an_image_is_used() {
+    let Some(path) = path() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let port = crate::support::free_port();
+    let _server = Jupyter::start(&path, port, folder.path());
+    let host = format!("http://127.0.0.1:{port}");
+    let env = [("PATH", path.as_str()), ("JUPYTER_HOST", host.as_str()), ("JUPYTER_TOKEN", "secret")];
+    let agent = Arc::new(Agent::start_with(&[], &env));
+    let id = agent.context(&json!({ "language": "python", "cwd": agent.path("made") }));
+    let ran = agent.within(&id, "import os, time\nkept = 3\nprint(os.getcwd())\nkept");
+    assert_eq!(ran.text("stdout"), format!("{}\n", agent.path("made").display()));
+    assert_eq!(ran.results()[0]["text"], "3");
+    let runner = {
+        let (agent, id, begun) = (Arc::clone(&agent), id.clone(), agent.path("begun"));
+        std::thread::spawn(move || {
+            let code = format!("open('{}', 'w')\ntime.sleep(100)", begun.display());
+            agent.within(&id, &code).error()["ename"].clone()
+        })
+    };
+    until(|| agent.path("begun").exists().then_some(()));
+    assert_eq!(agent.delete(&format!("/code?id={id}")).status, 200);
+    assert_eq!(runner.join().unwrap(), "KeyboardInterrupt");
+    assert_eq!(agent.within(&id, "kept").results()[0]["text"], "3");
+    assert_eq!(agent.within(&id, "os.kill(os.getpid(), 9)").error()["ename"], "KernelDied");
+    let ran = agent.within(&id, "1+1");
+    assert!(ran.text("stderr").contains("this is a new one"), "{}", ran.text("stderr"));
+    assert_eq!(ran.results()[0]["text"], "2");
+    assert_eq!(agent.delete(&format!("/code/contexts/{id}")).status, 200);
+    let java = agent.code(&json!({ "language": "java" }), "1");
+    assert!(java.json()["message"].as_str().unwrap().contains("no java kernel"), "{}", java.text());
+}
