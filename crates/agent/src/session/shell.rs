@@ -82,7 +82,7 @@ impl Shell {
             stdout: Some(out_write.try_clone().map_err(failed)?),
             stderr: Some(out_write),
         };
-        let extras = Extras { lead: Lead::Session, fds };
+        let extras = Extras { lead: Lead::Session, fds, ..Extras::default() };
         let (pid, exit) = agent.reaper.spawn_with(launch, extras).map_err(|error| error.to_string())?;
         agent.commands.adopt(pid);
         Ok(Shell { pid, dialect, exit, out: Some(out), reports: Reports::new(reports), code, go })
