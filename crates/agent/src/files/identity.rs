@@ -88,10 +88,14 @@ fn drop_groups(gid: Gid) -> rustix::io::Result<()> {
 }
 
 fn unavailable(ids: Ids, error: &std::io::Error) -> Failure {
+    let reason = match error.raw_os_error() {
+        Some(libc::EINVAL) => "no such number in the user namespace of this sandbox".to_owned(),
+        _ => crate::http::reply::plain(error),
+    };
     Failure::new(
         http::StatusCode::SERVICE_UNAVAILABLE,
         Code::FilesystemIdentityUnavailable,
-        format!("cannot act as user {} and group {}: {}", ids.uid, ids.gid, crate::http::reply::plain(error)),
+        format!("cannot act as user {} and group {}: {reason}", ids.uid, ids.gid),
     )
 }
 
