@@ -1,23 +1,44 @@
 //! Output bytes to lines: the one place that knows what ends a line and how long one may get.
 //!
 //! `\n`, `\r` and `\r\n` end a line, a blank line is told apart from no line, and the last line needs no end.
-//! Invariant: whatever the chunking of the input, the same bytes give the same lines, and at most
-//! [`MAX_LINE`] bytes are held back.
+//! Invariant: whatever the chunking of the input, the same bytes give the same lines up to [`MAX_LINE`], and no more
+//! than that is held back.
 
 /// A longer line is handed on in pieces, so that memory stays bounded and an event below the clients' 4 MiB.
 pub const MAX_LINE: usize = 1 << 20;
 
+/// The buffer that a stream may keep between lines.
+const SMALL: usize = 8 << 10;
+
 /// Cuts one stream into lines.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct LineSplitter {
     pending: Vec<u8>,
+    /// A longer line is handed on in pieces.
+    most: usize,
     /// The last byte seen was `\r`: a `\n` that follows belongs to it.
     after_cr: bool,
     /// A piece of the current line has been handed on already, so its end is not a blank line.
     continued: bool,
 }
 
+impl Default for LineSplitter {
+    fn default() -> Self {
+        LineSplitter { pending: Vec::new(), most: MAX_LINE, after_cr: false, continued: false }
+    }
+}
+
 impl LineSplitter {
+    /// From now on at most this many bytes are held back, where memory is short.
+    pub fn hold_at_most(&mut self, most: usize) {
+        self.most = most.clamp(16, MAX_LINE);
+    }
+
+    /// The memory that what is held back takes.
+    pub fn held(&self) -> usize {
+        self.pending.capacity()
+    }
+
     /// Feeds bytes; `line` gets every complete line without its terminator (empty for a blank line).
     pub fn push(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
         if self.after_cr && !bytes.is_empty() {
@@ -58,7 +79,7 @@ impl LineSplitter {
     }
 
     fn finish_line(&mut self, tail: &[u8], line: &mut impl FnMut(&[u8])) {
-        if self.pending.is_empty() && tail.len() <= MAX_LINE {
+        if self.pending.is_empty() && tail.len() <= self.most {
             if !(tail.is_empty() && self.continued) {
                 line(tail);
             }
@@ -70,18 +91,20 @@ impl LineSplitter {
             line(&self.pending);
             self.pending.clear();
             // One giant line must not pin its buffer for the life of a long command.
-            self.pending.shrink_to(64 << 10);
+            self.pending.shrink_to(SMALL);
         }
         self.continued = false;
     }
 
     fn hold(&mut self, mut bytes: &[u8], line: &mut impl FnMut(&[u8])) {
-        while self.pending.len() + bytes.len() > MAX_LINE {
-            let (head, tail) = bytes.split_at(MAX_LINE - self.pending.len());
+        while self.pending.len() + bytes.len() > self.most {
+            // Nothing of the new bytes when more than that was held before.
+            let (head, tail) = bytes.split_at(self.most.saturating_sub(self.pending.len()));
             self.pending.extend_from_slice(head);
             let cut = char_boundary(&self.pending);
             line(&self.pending[..cut]);
             self.pending.drain(..cut);
+            self.pending.shrink_to(SMALL.min(self.most));
             self.continued = true;
             bytes = tail;
         }
@@ -165,6 +188,20 @@ mod tests {
         assert_eq!(lines.concat(), input[..input.len() - 1]);
         let exact = vec![b'a'; MAX_LINE + 1];
         assert_eq!(split(&[&exact[..MAX_LINE], &exact[MAX_LINE..], b"\nb"]).len(), 3);
+    }
+
+    #[test]
+    fn a_lower_limit_gives_up_what_is_held() {
+        let mut splitter = LineSplitter::default();
+        let mut lines = Vec::new();
+        splitter.push(&[b'a'; 100], |l| lines.push(l.to_vec()));
+        splitter.hold_at_most(16);
+        splitter.push("é".repeat(20).as_bytes(), |l| lines.push(l.to_vec()));
+        splitter.push(b"\nb\n", |l| lines.push(l.to_vec()));
+        assert_eq!(lines[0].len(), 100);
+        assert!(lines.iter().all(|l| std::str::from_utf8(l).is_ok()), "{lines:?}");
+        assert!(lines[1..].iter().all(|l| l.len() <= 16) && splitter.held() <= 64);
+        assert_eq!(lines.concat(), ["a".repeat(100), "é".repeat(20), "b".into()].concat().into_bytes());
     }
 
     proptest! {

@@ -11,7 +11,7 @@ use sandglass_agent::accounts::{Accounts, Identity};
 use sandglass_agent::binding::{Binding, Restart};
 use sandglass_agent::bootstrap;
 use sandglass_agent::code::{Contexts, readiness};
-use sandglass_agent::command::Commands;
+use sandglass_agent::command::{Commands, Output};
 use sandglass_agent::envs::{Env, LiveEnv};
 use sandglass_agent::hardening::{self, Floor, Surroundings};
 use sandglass_agent::http::router::Agent;
@@ -61,16 +61,19 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     prepare_process();
-    // One thread runs everything but file work: it is all a box needs, and it keeps the agent small.
+    // One thread runs everything that cannot block: it is all a box needs, and it keeps the agent small. What may
+    // hang on a dead mount or a stopped process (file work, starting programs) has threads of its own. They stay once
+    // they are there: a box at its process limit gives no new ones, and without any the runtime would panic.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(8)
+        .max_blocking_threads(16)
         .thread_stack_size(512 << 10)
         .thread_keep_alive(FOREVER)
         .thread_name("execd-files")
         .build();
     let code = match runtime {
         Ok(runtime) => {
+            drop(runtime.spawn_blocking(|| ()));
             let code = runtime.block_on(run(settings));
             // File work may hang on a dead mount; nothing waits for it.
             runtime.shutdown_background();
@@ -186,6 +189,7 @@ async fn prepare(settings: &mut Settings) -> Result<Prepared, NotStarted> {
         identity,
         reaper,
         commands: Arc::new(Commands::default()),
+        output: Arc::new(Output::default()),
         sessions: Sessions::default(),
         terminals: Terminals::default(),
         meter,

@@ -22,6 +22,10 @@ mod identity;
 mod init;
 #[path = "support/isolated.rs"]
 mod isolated;
+#[path = "support/pressure.rs"]
+mod pressure;
+#[path = "support/proxies.rs"]
+mod proxies;
 #[path = "support/robust.rs"]
 mod robust;
 #[path = "support/runtime_init.rs"]

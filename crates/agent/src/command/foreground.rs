@@ -1,16 +1,17 @@
 //! One foreground run: two pipes in, an event stream out.
 //!
-//! Back-pressure: nothing is read while a chunk waits for the client. A client that went away is not waited for,
-//! the process runs on and its output is read and dropped.
+//! Back-pressure: nothing is read while a chunk waits for the client; what all streams hold together is bounded in
+//! `output`. A client that went away is not waited for, the process runs on and its output is read and dropped.
 //! Invariant: exactly one terminal event, after everything the process itself wrote.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use tokio::time::{Instant as Clock, MissedTickBehavior, interval_at, sleep};
 
+use super::output::{Held, Output, Share};
 use super::pipes::{self, Read};
 use super::registry::End;
 use crate::events::{self, Stamp};
@@ -35,6 +36,7 @@ pub(super) struct Run {
     pub done: oneshot::Receiver<End>,
     pub started: Instant,
     pub telemetry: Telemetry,
+    pub output: Arc<Output>,
 }
 
 struct Side {
@@ -43,11 +45,13 @@ struct Side {
     lines: LineSplitter,
     /// Bytes the process wrote before it ended that have not been read yet. Only meaningful after its end.
     owed: usize,
+    held: Held,
 }
 
 impl Side {
-    fn new(kind: &'static str, pipe: pipe::Receiver) -> Self {
-        Side { kind, pipe: Some(pipe), lines: LineSplitter::default(), owed: 0 }
+    fn new(kind: &'static str, pipe: pipe::Receiver, output: &Arc<Output>) -> Self {
+        let (lines, held) = (LineSplitter::default(), Held::new(output));
+        Side { kind, pipe: Some(pipe), lines, owed: 0, held }
     }
 
     async fn readable(&self) {
@@ -59,20 +63,34 @@ impl Side {
     }
 
     /// Turns what is there into events, up to a batch.
-    fn read_into(&mut self, batch: &mut Vec<u8>) {
+    fn read_into(&mut self, batch: &mut Vec<u8>, share: Share) {
         let stamp = Stamp::now();
-        while batch.len() < BATCH {
-            let Some(pipe) = &self.pipe else { return };
+        self.lines.hold_at_most(share.line);
+        let most = BATCH.min(share.read * 2);
+        while batch.len() < most {
+            let Some(pipe) = &self.pipe else { break };
             let (lines, kind) = (&mut self.lines, self.kind);
-            match pipes::try_read(pipe, |bytes| lines.push(bytes, |l| events::line(batch, kind, l, &stamp))) {
+            let sink = |bytes: &[u8]| lines.push(bytes, |l| events::line(batch, kind, l, &stamp));
+            match pipes::try_read_some(pipe, share.read, sink) {
                 Read::Some(count) => self.owed = self.owed.saturating_sub(count),
-                Read::Nothing => return,
+                Read::Nothing => break,
                 Read::End => {
                     self.pipe = None;
                     self.owed = 0;
                 }
             }
         }
+        self.held.set(self.lines.held());
+    }
+
+    /// Takes what is there and keeps nothing of it.
+    fn forget(&mut self) {
+        let Some(pipe) = &self.pipe else { return };
+        if matches!(pipes::try_read(pipe, |_| ()), Read::End) {
+            self.pipe = None;
+        }
+        self.lines = LineSplitter::default();
+        self.held.set(0);
     }
 
     fn finish_into(&mut self, batch: &mut Vec<u8>) {
@@ -87,9 +105,9 @@ impl Side {
 
 /// Runs until the stream has ended, then keeps the pipes empty for whoever still writes to them.
 pub(super) async fn stream(run: Run) {
-    let mut out = Side::new("stdout", run.out);
-    let mut err = Side::new("stderr", run.err);
-    let mut client = Client { tx: Some(run.tx) };
+    let mut out = Side::new("stdout", run.out, &run.output);
+    let mut err = Side::new("stderr", run.err, &run.output);
+    let mut client = Client { tx: Some(run.tx), output: run.output };
     client.send(run.head).await;
     let end = pump(&mut out, &mut err, &mut client, run.done).await;
     let outcome = if end.code == 0 { Outcome::Success } else { Outcome::Failure };
@@ -157,15 +175,22 @@ async fn drain(out: &mut Side, err: &mut Side, client: &mut Client) {
 }
 
 async fn relay(out: &mut Side, err: &mut Side, client: &mut Client) {
+    if !client.is_there() {
+        out.forget();
+        err.forget();
+        // There is always more of what some programs write, and nobody whose reading would make this wait.
+        return tokio::task::yield_now().await;
+    }
     let mut batch = Vec::new();
-    out.read_into(&mut batch);
-    err.read_into(&mut batch);
+    out.read_into(&mut batch, client.output.share());
+    err.read_into(&mut batch, client.output.share());
     client.send(batch).await;
 }
 
 /// The reader of the stream, for as long as there is one.
 struct Client {
     tx: Option<ChunkSender>,
+    output: Arc<Output>,
 }
 
 impl Client {
@@ -178,7 +203,7 @@ impl Client {
             return;
         }
         let Some(tx) = &self.tx else { return };
-        if tx.send(Ok(Bytes::from(chunk))).await.is_err() {
+        if tx.send(Ok(self.output.chunk(chunk))).await.is_err() {
             self.tx = None;
         }
     }

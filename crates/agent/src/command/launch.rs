@@ -1,24 +1,30 @@
 //! From a checked request to a started process: environment layers, directory, identity, shell.
+//!
+//! All of it looks at files of the box and runs where waiting for them holds up nobody else.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-
-use tokio::sync::oneshot;
+use std::sync::Arc;
 
 use super::request::{CommandRequest, What};
 use crate::accounts::{Accounts, Identity};
 use crate::envs::{self, Env};
 use crate::http::reply::Failure;
 use crate::http::router::Agent;
-use crate::init::reap::Exit;
-use crate::init::spawn::{Launch, LaunchError, find_shell};
+use crate::init::spawn::{LaunchError, Program, locate_shell};
 
 /// A process that can be started, or the reason why its start will fail once the stream is open.
 pub(super) struct Prepared {
-    argv: Result<Vec<String>, &'static str>,
+    words: Result<Words, &'static str>,
     env: Env,
     cwd: PathBuf,
     identity: Identity,
+}
+
+/// What to execute; the file of a shell is known, that of an argv is looked up in the request's own PATH.
+struct Words {
+    file: Option<PathBuf>,
+    argv: Vec<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +38,13 @@ pub(super) enum StartError {
 }
 
 /// Checks what must be answered with a plain error, before any event is sent.
-pub(super) fn prepare(agent: &Agent, request: &CommandRequest) -> Result<Prepared, Failure> {
+pub(super) async fn prepare(agent: &Arc<Agent>, request: &Arc<CommandRequest>) -> Result<Prepared, Failure> {
+    let (agent, request) = (Arc::clone(agent), Arc::clone(request));
+    let prepared = tokio::task::spawn_blocking(move || check(&agent, &request)).await;
+    prepared.unwrap_or_else(|error| Err(Failure::runtime(format!("error running commands: {error}"))))
+}
+
+fn check(agent: &Agent, request: &CommandRequest) -> Result<Prepared, Failure> {
     let mut env = agent.env.clone();
     env.extend(envs::read_file(&agent.env_file, &agent.env));
     env.extend(request.envs.iter().map(|(k, v)| (k.clone(), v.clone())));
@@ -53,11 +65,13 @@ pub(super) fn prepare(agent: &Agent, request: &CommandRequest) -> Result<Prepare
         )));
     }
     env.insert("PWD".into(), cwd.to_string_lossy().into_owned());
-    let argv = match &request.what {
-        What::Argv(argv) => Ok(argv.clone()),
+    let words = match &request.what {
+        What::Argv(argv) => Ok(Words { file: None, argv: argv.clone() }),
         // The daemon's own PATH finds the shell: a request must not be able to swap it.
-        What::Shell(text) => match find_shell(envs::search_path(&agent.env)) {
-            Some(shell) => Ok(vec![shell.to_owned(), "-c".to_owned(), text.clone()]),
+        What::Shell(text) => match locate_shell(envs::search_path(&agent.env)) {
+            Some((shell, file)) => {
+                Ok(Words { file: Some(file), argv: vec![shell.to_owned(), "-c".to_owned(), text.clone()] })
+            }
             None => Err("no shell (bash or sh) in this image; use argv"),
         },
     };
@@ -65,25 +79,21 @@ pub(super) fn prepare(agent: &Agent, request: &CommandRequest) -> Result<Prepare
         Some((uid, gid)) => Accounts::load().for_ids(uid, gid),
         None => agent.identity.clone(),
     };
-    Ok(Prepared { argv, env, cwd, identity })
+    Ok(Prepared { words, env, cwd, identity })
 }
 
-pub(super) fn start(
-    agent: &Agent,
-    prepared: &Prepared,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
-) -> Result<(i32, oneshot::Receiver<Exit>), StartError> {
-    let argv = prepared.argv.as_ref().map_err(|reason| StartError::NoShell(reason))?;
-    let stdin = super::pipes::empty_input().map_err(StartError::Stdin)?;
-    let launch = Launch {
-        argv,
-        env: &prepared.env,
-        cwd: Some(&prepared.cwd),
-        identity: Some(&prepared.identity),
-        stdin: Some(stdin),
-        stdout: Some(stdout),
-        stderr: Some(stderr),
-    };
-    Ok(agent.reaper.spawn(launch)?)
+impl Prepared {
+    pub(super) fn program(self, stdout: OwnedFd, stderr: OwnedFd) -> Result<Program, StartError> {
+        let words = self.words.map_err(StartError::NoShell)?;
+        Ok(Program {
+            path: words.file,
+            argv: words.argv,
+            env: self.env,
+            cwd: self.cwd,
+            identity: self.identity,
+            stdin: super::pipes::empty_input().map_err(StartError::Stdin)?,
+            stdout,
+            stderr,
+        })
+    }
 }

@@ -37,6 +37,12 @@ struct Kept {
 }
 
 impl Log {
+    /// Memory that the output takes; none when it is on a disk.
+    pub(super) fn memory(&self) -> usize {
+        let on_disk = self.capacity != IN_MEMORY;
+        if on_disk { 0 } else { usize::try_from(self.lock().end.min(IN_MEMORY)).unwrap_or(0) }
+    }
+
     pub(crate) fn create(tmp: &Path) -> io::Result<Self> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let (fd, capacity) = match rustix::fs::open(tmp, flags, Mode::RUSR | Mode::WUSR) {
@@ -128,6 +134,8 @@ pub(crate) async fn fill(log: Arc<Log>, pipe: pipe::Receiver) {
         if matches!(pipes::try_read(pipe, |bytes| log.append(bytes)), Read::End) {
             return;
         }
+        // A pipe that is never empty would keep the thread.
+        tokio::task::yield_now().await;
     }
 }
 
@@ -163,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_missing_directory_falls_back_to_memory() {
-        let log = Log::create(Path::new("/nonexistent")).unwrap();
+        let log = Log::create(Path::new("/proc/nonexistent")).unwrap();
         assert_eq!(log.capacity, IN_MEMORY);
     }
 }

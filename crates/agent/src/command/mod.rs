@@ -3,24 +3,30 @@
 mod foreground;
 mod launch;
 pub(crate) mod log;
+mod output;
 pub(crate) mod pipes;
 mod registry;
 mod request;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 
 use crate::events::{self, Stamp};
 use crate::http::body::Body;
 use crate::http::query::{Query, read_json};
 use crate::http::reply::{self, Code, Failure, Outcome};
 use crate::http::router::Agent;
+use crate::init::reap::Exit;
 use crate::init::signal_group;
+use launch::StartError;
 use log::Log;
+pub use output::Output;
 use registry::Command;
 pub use registry::Commands;
 pub(crate) use registry::End;
@@ -37,10 +43,13 @@ pub async fn run(agent: &Arc<Agent>, body: Incoming) -> Outcome {
 
 /// The same for a body that somebody else has read.
 pub async fn run_value(agent: &Arc<Agent>, body: Value) -> Outcome {
-    let request = CommandRequest::parse(body)?;
-    let prepared = launch::prepare(agent, &request)?;
+    let request = Arc::new(CommandRequest::parse(body)?);
+    let prepared = launch::prepare(agent, &request).await?;
     if request.background {
-        background(agent, &request, prepared)
+        let agent = Arc::clone(agent);
+        // A task of its own: a client that leaves now must not leave a process that nobody knows of.
+        let started = tokio::spawn(async move { background(&agent, &request, prepared).await });
+        started.await.unwrap_or_else(|error| Err(Failure::runtime(error.to_string())))
     } else {
         foreground(agent, &request, prepared)
     }
@@ -50,40 +59,37 @@ fn foreground(agent: &Arc<Agent>, request: &CommandRequest, prepared: launch::Pr
     let started = Instant::now();
     let (out, out_write) = pipes::pipe().map_err(no_pipe)?;
     let (err, err_write) = pipes::pipe().map_err(no_pipe)?;
-    let command = Command::new(request.content.clone(), None);
+    let command = Command::new(&request.content, None);
     agent.commands.add(&command);
     let (tx, body) = Body::channel(1, None);
-    let mut head = Vec::with_capacity(256);
-    let stamp = Stamp::now();
-    events::init(&mut head, &command.id, &stamp);
-    events::ping(&mut head, &stamp);
-    match launch::start(agent, &prepared, out_write, err_write) {
-        Ok((pid, exit)) => {
-            command.set_running(pid);
-            let done = registry::watch(&command, exit, request.timeout);
-            let telemetry = agent.telemetry.clone();
-            tokio::spawn(foreground::stream(foreground::Run {
-                out,
-                err,
-                tx,
-                head,
-                done,
-                started,
-                telemetry,
-            }));
+    let (agent, timeout) = (Arc::clone(agent), request.timeout);
+    // What the process does does not depend on whether somebody reads about it.
+    tokio::spawn(async move {
+        let mut head = Vec::with_capacity(256);
+        let stamp = Stamp::now();
+        events::init(&mut head, &command.id, &stamp);
+        events::ping(&mut head, &stamp);
+        match start(&agent, prepared, out_write, err_write).await {
+            Ok((pid, exit)) => {
+                command.set_running(pid);
+                let done = registry::watch(&command, exit, timeout);
+                let (output, telemetry) = (Arc::clone(&agent.output), agent.telemetry.clone());
+                let run = foreground::Run { out, err, tx, head, done, started, telemetry, output };
+                foreground::stream(run).await;
+            }
+            Err(error) => {
+                let message = error.to_string();
+                command.set_ended(End { code: 255, error: message.clone() });
+                events::error(&mut head, &message, &message, &stamp);
+                // Nobody to tell when the client has left.
+                let _ = tx.send(Ok(head.into())).await;
+            }
         }
-        Err(error) => {
-            let message = error.to_string();
-            command.set_ended(End { code: 255, error: message.clone() });
-            events::error(&mut head, &message, &message, &stamp);
-            // The channel is empty, so there is room for the one chunk.
-            let _ = tx.try_send(Ok(head.into()));
-        }
-    }
+    });
     Ok(reply::event_stream(body))
 }
 
-fn background(agent: &Arc<Agent>, request: &CommandRequest, prepared: launch::Prepared) -> Outcome {
+async fn background(agent: &Agent, request: &CommandRequest, prepared: launch::Prepared) -> Outcome {
     let started = Instant::now();
     let (out, write) = pipes::pipe().map_err(no_pipe)?;
     let write_too = write.try_clone().map_err(no_pipe)?;
@@ -92,9 +98,9 @@ fn background(agent: &Arc<Agent>, request: &CommandRequest, prepared: launch::Pr
         Failure::runtime(format!("error running commands: no place for the output: {}", reply::plain(&e)))
     })?;
     let log = Arc::new(log);
-    let command = Command::new(request.content.clone(), Some(Arc::clone(&log)));
+    let command = Command::new(&request.content, Some(Arc::clone(&log)));
     agent.commands.add(&command);
-    match launch::start(agent, &prepared, write, write_too) {
+    match start(agent, prepared, write, write_too).await {
         Ok((pid, exit)) => {
             command.set_running(pid);
             drop(registry::watch(&command, exit, request.timeout));
@@ -107,6 +113,15 @@ fn background(agent: &Arc<Agent>, request: &CommandRequest, prepared: launch::Pr
     let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(0);
     events::complete(&mut events, millis, &stamp);
     Ok(reply::event_stream(Body::Full(events.into())))
+}
+
+async fn start(
+    agent: &Agent,
+    prepared: launch::Prepared,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+) -> Result<(i32, oneshot::Receiver<Exit>), StartError> {
+    Ok(agent.reaper.spawn_aside(prepared.program(stdout, stderr)?).await?)
 }
 
 fn no_pipe(error: std::io::Error) -> Failure {

@@ -8,7 +8,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 
 /// One read's worth. Larger makes the event text of very short lines a multi-megabyte burst.
-const READ: usize = 64 << 10;
+pub(super) const READ: usize = 64 << 10;
 /// Lets a writer run ahead while the one thread is busy sending.
 const PIPE: usize = 256 << 10;
 
@@ -41,7 +41,12 @@ pub(crate) enum Read {
 
 /// Reads once if bytes are there, and hands them to `sink`.
 pub(crate) fn try_read(pipe: &pipe::Receiver, sink: impl FnOnce(&[u8])) -> Read {
-    BUFFER.with_borrow_mut(|buffer| match pipe.try_read(buffer) {
+    try_read_some(pipe, READ, sink)
+}
+
+/// As `try_read`, at most `most` bytes.
+pub(super) fn try_read_some(pipe: &pipe::Receiver, most: usize, sink: impl FnOnce(&[u8])) -> Read {
+    BUFFER.with_borrow_mut(|buffer| match pipe.try_read(&mut buffer[..most.min(READ)]) {
         Ok(0) => Read::End,
         Ok(count) => {
             sink(&buffer[..count]);
@@ -65,5 +70,7 @@ pub(crate) async fn discard(pipe: pipe::Receiver) {
         if matches!(try_read(&pipe, |_| ()), Read::End) {
             return;
         }
+        // A pipe that is never empty would keep the thread.
+        tokio::task::yield_now().await;
     }
 }

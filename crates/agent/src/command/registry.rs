@@ -12,11 +12,16 @@ use tokio::sync::oneshot;
 use super::log::Log;
 use crate::init::reap::Exit;
 use crate::init::signal_group;
+use crate::lines::char_boundary;
 
 /// Ended foreground commands remembered for status requests.
 const KEEP_FOREGROUND: usize = 1024;
 /// Ended background commands remembered; each holds a descriptor and its output.
 const KEEP_BACKGROUND: usize = 256;
+/// All that ended commands of a kind may take with their texts and with output that is held in memory.
+const KEEP_BYTES: usize = 32 << 20;
+/// What status repeats of a longer text. The kernel takes no argument that is longer than this.
+const MAX_CONTENT: usize = 128 << 10;
 
 /// How a command ended, as status and events report it.
 #[derive(Debug, Clone)]
@@ -95,7 +100,9 @@ pub(super) struct Command {
 }
 
 impl Command {
-    pub(super) fn new(content: String, log: Option<Arc<Log>>) -> Arc<Self> {
+    pub(super) fn new(content: &str, log: Option<Arc<Log>>) -> Arc<Self> {
+        let content =
+            content[..char_boundary(&content.as_bytes()[..content.len().min(MAX_CONTENT)])].to_owned();
         let id = uuid::Uuid::new_v4().simple().to_string();
         Arc::new(Command {
             id,
@@ -122,7 +129,13 @@ impl Command {
     }
 
     pub(super) fn set_ended(&self, end: End) {
-        *self.lock() = State::Ended(end, Timestamp::now());
+        // A clock that was set back must not make a command end before it began.
+        *self.lock() = State::Ended(end, Timestamp::now().max(self.started_at));
+    }
+
+    /// Memory that remembering this command takes.
+    fn bytes(&self) -> usize {
+        self.content.len() + self.log.as_ref().map_or(0, |log| log.memory())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -180,14 +193,16 @@ impl Table {
             [(&mut self.foreground, KEEP_FOREGROUND), (&mut self.background, KEEP_BACKGROUND)]
         {
             let mut excess = queue.len().saturating_sub(keep);
-            if excess == 0 {
+            let mut heavy = queue.iter().map(|c| c.bytes()).sum::<usize>().saturating_sub(KEEP_BYTES);
+            if excess == 0 && heavy == 0 {
                 continue;
             }
             queue.retain(|command| {
-                if excess == 0 || command.state().is_running() {
+                if (excess == 0 && heavy == 0) || command.state().is_running() {
                     return true;
                 }
-                excess -= 1;
+                excess = excess.saturating_sub(1);
+                heavy = heavy.saturating_sub(command.bytes());
                 self.by_id.remove(&command.id);
                 false
             });

@@ -63,7 +63,7 @@ fn what(object: &Object) -> Result<(What, String), Failure> {
         (Some(Value::String(text)), None) if text.contains('\0') => {
             Err(invalid("command must not contain a NUL byte"))
         }
-        (Some(Value::String(text)), None) if !text.trim().is_empty() => {
+        (Some(Value::String(text)), None) if !text.is_empty() => {
             Ok((What::Shell(text.clone()), text.clone()))
         }
         (Some(_), None) => Err(invalid("command must be a non-empty string")),

@@ -1,12 +1,15 @@
 //! Query strings, percent decoding, and JSON bodies read the forgiving way clients rely on.
 
 use std::cell::Cell;
+use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Limited};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::reply::Failure;
 
@@ -14,6 +17,13 @@ use super::reply::Failure;
 const MAX_JSON: usize = 32 << 20;
 /// Values in one body: more than any list of files, and some 50 MB in memory at worst.
 const MAX_VALUES: usize = 500_000;
+/// A larger body is read when it is its turn, so that few of them are in memory at once.
+const SMALL_JSON: usize = 64 << 10;
+const LARGE_AT_ONCE: usize = 2;
+/// A client that stops in the middle of its body does not keep the turn.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+static LARGE: Semaphore = Semaphore::const_new(LARGE_AT_ONCE);
 
 pub struct Query(Vec<(String, String)>);
 
@@ -66,10 +76,26 @@ pub fn decode(text: &str, plus_is_space: bool) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-pub async fn read_bytes(body: Incoming) -> Result<Bytes, Failure> {
-    match Limited::new(body, MAX_JSON).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) => Err(Failure::invalid(format!("error reading request body. {error}"))),
+/// Reads a body to its end, within the bounds above.
+pub async fn read_bytes(mut body: Incoming) -> Result<Bytes, Failure> {
+    let failed = |reason: &str| Failure::invalid(format!("error reading request body. {reason}"));
+    let (mut gathered, mut turn) = (BytesMut::new(), None);
+    loop {
+        let frame = match timeout(BODY_TIMEOUT, body.frame()).await {
+            Err(_) => return Err(failed("nothing came for too long")),
+            Ok(None) => return Ok(gathered.freeze()),
+            Ok(Some(Err(error))) => return Err(failed(&error.to_string())),
+            Ok(Some(Ok(frame))) => frame,
+        };
+        let Ok(data) = frame.into_data() else { continue };
+        let length = gathered.len() + data.len();
+        if length > MAX_JSON {
+            return Err(failed("length limit exceeded"));
+        }
+        if length > SMALL_JSON && turn.is_none() {
+            turn = LARGE.acquire().await.ok();
+        }
+        gathered.extend_from_slice(&data);
     }
 }
 
@@ -228,6 +254,14 @@ mod tests {
         assert!(query.required("e").is_err());
         assert_eq!(query.get("bad"), Some("%zz%4"));
         assert_eq!(decode("a+b", false), "a+b");
+    }
+
+    #[test]
+    fn a_body_of_very_many_values_is_refused_and_a_long_text_is_not() {
+        let many = format!("[{}1]", "1,".repeat(MAX_VALUES + 1));
+        assert!(first_json(many.as_bytes()).is_err());
+        let text = format!("[\"{}\\\"\"]", ",[{".repeat(MAX_VALUES));
+        assert!(first_json(text.as_bytes()).is_ok());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::accounts::Identity;
 use crate::binding::{self, Binding};
 use crate::bridge;
 use crate::code::{self, Contexts};
-use crate::command::{self, Commands};
+use crate::command::{self, Commands, Output};
 use crate::envs::LiveEnv;
 use crate::files;
 use crate::init::reap::Reaper;
@@ -41,6 +41,7 @@ pub struct Agent {
     pub reaper: Reaper,
     pub commands: Arc<Commands>,
     pub contexts: Contexts,
+    pub output: Arc<Output>,
     pub meter: Meter,
     pub sessions: Sessions,
     pub terminals: Terminals,

@@ -20,7 +20,8 @@ use tokio::task::JoinHandle;
 use super::router::{Agent, route};
 
 /// Each connection costs a descriptor and some buffers; beyond this many the kernel queues those from outside.
-const MAX_OUTSIDE: usize = 384;
+/// A thousand commands at once, and whoever else calls, must fit in.
+const MAX_OUTSIDE: usize = 1536;
 /// Those from the box itself are closed at once beyond this many: queued, they would be in the way of the others.
 const MAX_LOCAL: usize = 128;
 /// A client connects because it has something to ask; one that does not is only taking up a slot.
@@ -133,10 +134,12 @@ struct Slots {
 }
 
 impl Slots {
-    /// Where descriptors are few, local connections (two each, when bridged) must leave most of them, too.
+    /// Where descriptors are few, connections must leave some for commands and files: local ones (two each, when
+    /// bridged) most of them, all together half.
     fn new(descriptors: usize) -> Self {
         let local = MAX_LOCAL.min(descriptors / 8);
-        Slots { outside: Arc::new(Semaphore::new(MAX_OUTSIDE)), local: Arc::new(Semaphore::new(local)) }
+        let outside = MAX_OUTSIDE.min(descriptors / 2).max(1);
+        Slots { outside: Arc::new(Semaphore::new(outside)), local: Arc::new(Semaphore::new(local)) }
     }
 
     /// A local connection gets a slot now or never; one from outside waits for it.

@@ -11,7 +11,7 @@ pub mod supervise;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
-use rustix::process::DumpableBehavior;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::unix::AsyncFd;
 
 /// Takes ownership of a descriptor the parent left open for us, if it is open.
@@ -35,6 +35,7 @@ pub fn watch_descriptor(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
 }
 
 static UMASK: OnceLock<u32> = OnceLock::new();
+static NOFILE: OnceLock<Rlimit> = OnceLock::new();
 
 /// Numbers of descriptors that only children use. A child is given descriptors by number after the fork, when the
 /// standard library holds one of its own under a number nobody knows; so these are taken before anything else can.
@@ -67,6 +68,19 @@ pub fn prepare_process() {
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(mask);
     let _ = UMASK.set(mask.bits());
+    // Every command costs the agent three descriptors, so it takes all it may have. Programs get the old limit
+    // back: many close every number up to it, and `select` breaks beyond 1024.
+    let nofile = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: nofile.maximum, maximum: nofile.maximum };
+    if nofile.maximum.is_some() && setrlimit(Resource::Nofile, raised).is_ok() {
+        let _ = NOFILE.set(nofile);
+    }
+}
+
+/// What user processes get as their limit of descriptors, when it is not the agent's own.
+fn nofile_of_programs() -> Option<libc::rlimit> {
+    let limit = NOFILE.get()?;
+    Some(libc::rlimit { rlim_cur: limit.current?, rlim_max: limit.maximum? })
 }
 
 /// Sets what new files get by upload, whatever the process's own mask is; only before [`prepare_process`].

@@ -1,7 +1,7 @@
 //! The single reaper: every child of this process is waited for here and nowhere else.
 //!
-//! Spawning and reaping happen on the one runtime thread, and a spawn registers its pid before it yields, so no
-//! exit can be collected before somebody listens for it.
+//! A start on the runtime thread registers its pid before it yields, so no exit can be collected before somebody
+//! listens for it. While starts happen on other threads, the exits of unknown processes are kept until those are known.
 //! Invariant: nothing else in the process calls a wait function.
 
 use std::collections::HashMap;
@@ -12,7 +12,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use super::signal_group;
-use super::spawn::{Extras, Launch, LaunchError, Orphan};
+use super::spawn::{Extras, Launch, LaunchError, Orphan, Program};
+
+/// Exits collected in one go; a storm of them must not keep the thread from everything else.
+const SWEEP: usize = 256;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,11 +42,44 @@ impl Exit {
     }
 }
 
-type Waiters = HashMap<i32, oneshot::Sender<Exit>>;
+#[derive(Default)]
+struct Children {
+    waiters: HashMap<i32, oneshot::Sender<Exit>>,
+    /// Starts going on elsewhere.
+    starting: usize,
+    /// What ended meanwhile and was nobody's. Emptied when no start is going on; holds at most one entry a pid.
+    unclaimed: HashMap<i32, Exit>,
+}
 
 #[derive(Clone, Default)]
 pub struct Reaper {
-    waiters: Arc<Mutex<Waiters>>,
+    children: Arc<Mutex<Children>>,
+}
+
+/// A start that is going on: as long as this lives, no exit is thrown away.
+struct Starting(Reaper);
+
+impl Starting {
+    /// The started process; the receiver gets its exit, even one that has happened already.
+    fn done(self, pid: i32) -> oneshot::Receiver<Exit> {
+        let (tx, rx) = oneshot::channel();
+        let mut children = self.0.lock();
+        match children.unclaimed.remove(&pid) {
+            Some(exit) => drop(tx.send(exit)),
+            None => drop(children.waiters.insert(pid, tx)),
+        }
+        rx
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        let mut children = self.0.lock();
+        children.starting -= 1;
+        if children.starting == 0 {
+            children.unclaimed = HashMap::new();
+        }
+    }
 }
 
 impl Reaper {
@@ -53,10 +89,14 @@ impl Reaper {
         let mut children = signal(SignalKind::child())?;
         let task = reaper.clone();
         tokio::spawn(async move {
-            // Children may have ended before the handler was there.
-            task.sweep();
-            while children.recv().await.is_some() {
-                task.sweep();
+            loop {
+                // Before the first signal, too: children may have ended before the handler was there.
+                while task.sweep() == SWEEP {
+                    tokio::task::yield_now().await;
+                }
+                if children.recv().await.is_none() {
+                    return;
+                }
             }
         });
         Ok(reaper)
@@ -79,7 +119,7 @@ impl Reaper {
     ) -> Result<(i32, oneshot::Receiver<Exit>), LaunchError> {
         let pid = launch.start_with(extras)?;
         let (tx, rx) = oneshot::channel();
-        self.lock().insert(pid, tx);
+        self.lock().waiters.insert(pid, tx);
         Ok((pid, rx))
     }
 
@@ -87,32 +127,53 @@ impl Reaper {
     /// anything waits, or the exit may be gone.
     pub fn adopt(&self, pid: i32) -> oneshot::Receiver<Exit> {
         let (tx, rx) = oneshot::channel();
-        self.lock().insert(pid, tx);
+        self.lock().waiters.insert(pid, tx);
         rx
     }
 
     /// Signals the groups of all processes that were started here and run; false when none is left.
     pub fn signal_all(&self, number: i32) -> bool {
         // Not `any`: that would stop at the first group that is there.
-        self.lock().keys().filter(|group| signal_group(**group, number)).count() > 0
+        self.lock().waiters.keys().filter(|group| signal_group(**group, number)).count() > 0
     }
 
-    fn sweep(&self) {
-        loop {
+    /// As `spawn`, on another thread: whatever holds up the start holds up nothing else. To be awaited to the end,
+    /// or the process goes on without anybody who knows of its exit.
+    pub async fn spawn_aside(&self, program: Program) -> Result<(i32, oneshot::Receiver<Exit>), LaunchError> {
+        let starting = self.starting();
+        let pid = tokio::task::spawn_blocking(move || program.start()).await.unwrap_or_else(|error| {
+            Err(LaunchError::Other { program: "program".into(), source: io::Error::other(error) })
+        })?;
+        Ok((pid, starting.done(pid)))
+    }
+
+    fn starting(&self) -> Starting {
+        self.lock().starting += 1;
+        Starting(self.clone())
+    }
+
+    /// Collects what has ended, and says how many that were.
+    fn sweep(&self) -> usize {
+        for count in 0..SWEEP {
             let mut status = 0;
             // SAFETY: `status` is a live local the kernel writes one int to; WNOHANG makes the call return at once.
             let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
             if pid <= 0 {
-                return;
+                return count;
             }
-            // Orphans of user processes have no waiter; collecting them is all there is to do.
-            if let Some(waiter) = self.lock().remove(&pid) {
-                let _ = waiter.send(Exit::from_wait_status(status));
+            let exit = Exit::from_wait_status(status);
+            let mut children = self.lock();
+            match children.waiters.remove(&pid) {
+                Some(waiter) => drop(waiter.send(exit)),
+                None if children.starting > 0 => drop(children.unclaimed.insert(pid, exit)),
+                // Orphans of user processes have no waiter; collecting them is all there is to do.
+                None => {}
             }
         }
+        SWEEP
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Waiters> {
-        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Children> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -79,6 +79,38 @@ pub enum Orphan {
     Dies,
 }
 
+/// A process to start elsewhere: everything of [`Launch`], owned.
+pub struct Program {
+    /// The file to execute; without it, the first word is looked up in the process's own PATH.
+    pub path: Option<PathBuf>,
+    pub argv: Vec<String>,
+    pub env: Env,
+    pub cwd: PathBuf,
+    pub identity: Identity,
+    pub stdin: OwnedFd,
+    pub stdout: OwnedFd,
+    pub stderr: OwnedFd,
+}
+
+impl Program {
+    /// As [`Launch::start`]. Blocks until the program runs, which a dead mount may put off for ever.
+    pub fn start(self) -> Result<i32, LaunchError> {
+        let launch = Launch {
+            argv: &self.argv,
+            env: &self.env,
+            cwd: Some(&self.cwd),
+            identity: Some(&self.identity),
+            stdin: Some(self.stdin),
+            stdout: Some(self.stdout),
+            stderr: Some(self.stderr),
+        };
+        match self.path {
+            Some(path) => launch.start_file(path, &Extras::default()),
+            None => launch.start(),
+        }
+    }
+}
+
 impl Launch<'_> {
     /// Starts the process as leader of its own group and returns its pid.
     pub fn start(self) -> Result<i32, LaunchError> {
@@ -88,6 +120,11 @@ impl Launch<'_> {
     pub fn start_with(self, extras: Extras) -> Result<i32, LaunchError> {
         let name = self.argv.first().filter(|n| !n.is_empty()).ok_or(LaunchError::Empty)?;
         let program = find_program(name, envs::search_path(self.env), self.cwd)?;
+        self.start_file(program, &extras)
+    }
+
+    fn start_file(self, program: PathBuf, extras: &Extras) -> Result<i32, LaunchError> {
+        let name = self.argv.first().ok_or(LaunchError::Empty)?;
         let mut command = Command::new(&program);
         command.arg0(name).args(&self.argv[1..]).env_clear().envs(self.env);
         if let Some(cwd) = self.cwd {
@@ -96,6 +133,8 @@ impl Launch<'_> {
         let stdio = |fd: Option<OwnedFd>| fd.map_or_else(Stdio::inherit, Stdio::from);
         command.stdin(stdio(self.stdin)).stdout(stdio(self.stdout)).stderr(stdio(self.stderr));
         let switching = self.identity.filter(|id| !is_own(id));
+        // Before the rights go that it takes.
+        restore_limits(&mut command);
         hardening::before_switch(&mut command);
         if let Some(identity) = switching {
             switch_identity(&mut command, identity);
@@ -107,7 +146,7 @@ impl Launch<'_> {
         if extras.lead == Lead::Group {
             command.process_group(0);
         }
-        attach(&mut command, &extras)
+        attach(&mut command, extras)
             .map_err(|source| LaunchError::Other { program: display(program.as_os_str()), source })?;
         hardening::after_switch(&mut command);
         // The handle is dropped without a wait: the reaper collects the child.
@@ -183,8 +222,35 @@ fn die_with_parent(command: &mut Command) {
 }
 
 /// The shell for `/command`: bash when the image has it, else sh.
+/// Gives a program the limits the agent was started with, and makes it what the kernel kills first when memory is
+/// short: a box of many small processes must not lose its agent, which is then the largest of them.
+fn restore_limits(command: &mut Command) {
+    const MORE_LIKELY: &[u8] = b"200";
+    let nofile = super::nofile_of_programs();
+    let restore = move || {
+        if let Some(limit) = &nofile {
+            // SAFETY: reads one struct that lives in the closure.
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) };
+        }
+        // SAFETY: opens a constant path; nothing is written to memory.
+        let fd =
+            unsafe { libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };
+        if fd >= 0 {
+            // A box without /proc, or with one of another kind, keeps its scores.
+            // SAFETY: writes from a constant of the length that is passed with it.
+            unsafe { libc::write(fd, MORE_LIKELY.as_ptr().cast(), MORE_LIKELY.len()) };
+            // SAFETY: the descriptor was opened above and is used nowhere else.
+            unsafe { libc::close(fd) };
+        }
+        Ok(())
+    };
+    // SAFETY: the closure only makes system calls on constants and its own copy; it does not allocate.
+    unsafe { command.pre_exec(restore) };
+}
+
+/// The shell of an image: bash when it has it, else sh.
 pub fn find_shell(path: &str) -> Option<&'static str> {
-    ["bash", "sh"].into_iter().find(|shell| search(shell, path).is_ok())
+    locate_shell(path).map(|(name, _)| name)
 }
 
 /// The same with its place, for shells whose own PATH must not decide which one they are.

@@ -16,7 +16,7 @@ use super::{is_pid_one, signal_everyone, signal_group};
 use crate::binding::Restart;
 use crate::http::router::Agent;
 
-const FORWARDED: [i32; 4] = [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH];
+const FORWARDED: [i32; 5] = [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH, libc::SIGQUIT];
 const STOP_GRACE: Duration = Duration::from_secs(10);
 const AFTER_KILL: Duration = Duration::from_secs(5);
 
@@ -91,7 +91,9 @@ impl Signals {
 
     async fn next(&mut self) -> i32 {
         let Signals { term, int, forwarded } = self;
-        let [(_, hup), (_, usr1), (_, usr2), (_, winch)] = &mut forwarded[..] else { return pending().await };
+        let [(_, hup), (_, usr1), (_, usr2), (_, winch), (_, quit)] = &mut forwarded[..] else {
+            return pending().await;
+        };
         tokio::select! {
             _ = term.recv() => libc::SIGTERM,
             _ = int.recv() => libc::SIGINT,
@@ -99,6 +101,7 @@ impl Signals {
             _ = usr1.recv() => libc::SIGUSR1,
             _ = usr2.recv() => libc::SIGUSR2,
             _ = winch.recv() => libc::SIGWINCH,
+            _ = quit.recv() => libc::SIGQUIT,
         }
     }
 }
@@ -153,6 +156,8 @@ pub async fn run_init(
                     stop_others(&agent.reaper).await;
                     return Ok(Ended::Code(code));
                 }
+                // What would end another process with a core dump is not for the first one of a box.
+                libc::SIGQUIT => {}
                 number => if let Some(entrypoint) = &entrypoint {
                     signal_group(entrypoint.pid, number);
                 },

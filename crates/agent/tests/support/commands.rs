@@ -263,3 +263,122 @@ fn a_client_that_does_not_read_holds_the_process_back_and_not_the_agent() {
     assert_eq!(agent.delete(&format!("/command?id={id}")).status, 200);
     drop(stream);
 }
+
+#[test]
+fn the_bytes_of_a_whole_answer() {
+    let agent = Agent::start();
+    let mut stream = agent.connect();
+    let body = "{\"COMMAND\":\"echo hi\",\"unknown\":[1],\"background\":null} trailing";
+    std::io::Write::write_all(
+        &mut stream,
+        format!("POST /command HTTP/1.1\r\nHost: b\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+            .as_bytes(),
+    )
+    .unwrap();
+    let (mut raw, mut buffer) = (Vec::new(), [0; 4096]);
+    // The connection stays open: the end of the stream is the last chunk, and it comes at once.
+    while !raw.ends_with(b"\r\n0\r\n\r\n") {
+        let count = stream.read(&mut buffer).unwrap();
+        assert!(count > 0);
+        raw.extend_from_slice(&buffer[..count]);
+    }
+    let answer = crate::support::parse(&raw);
+    let mut head: Vec<String> = answer.head.lines().map(str::to_ascii_lowercase).collect();
+    head.retain(|line| !line.starts_with("date: "));
+    head[1..].sort();
+    assert_eq!(
+        head,
+        [
+            "http/1.1 200 ok",
+            "cache-control: no-cache",
+            "connection: keep-alive",
+            "content-type: text/event-stream",
+            "transfer-encoding: chunked",
+            "x-accel-buffering: no",
+        ]
+    );
+    assert_eq!(answer.golden(), HEAD.to_owned() + &out("hi") + DONE);
+    // Every chunk holds whole events.
+    let text = answer.text();
+    assert_eq!(text.matches("}\n\n").count(), 4);
+    assert!(!text.contains("\n\n\n") && !text.contains("data:"));
+}
+
+#[test]
+fn pings_come_while_nothing_else_does() {
+    let agent = Agent::start();
+    let answer = agent.shell("sleep 3.5; echo late");
+    let ping = HEAD.lines().nth(1).unwrap().to_owned() + "\n";
+    assert_eq!(answer.golden(), HEAD.to_owned() + &ping + &out("late") + DONE);
+}
+
+#[test]
+fn the_standard_input_is_at_its_end() {
+    let agent = Agent::start();
+    assert_eq!(agent.shell("cat; echo $?").golden(), HEAD.to_owned() + &out("0") + DONE);
+    let body = json!({ "command": "read x; echo $?:$x", "background": true });
+    let id = agent.post("/command", &body).init_id();
+    agent.wait_ended(&id);
+    assert_eq!(
+        until(|| Some(agent.get(&format!("/command/{id}/logs")).text()).filter(|t| !t.is_empty())),
+        "1:\n"
+    );
+}
+
+#[test]
+fn the_shell_is_the_images_and_argv_is_found_in_the_requests_path() {
+    let agent = Agent::start();
+    let bin = agent.path("bin");
+    std::fs::create_dir(&bin).unwrap();
+    for (name, text) in [
+        ("sh", "#!/bin/sh\necho swapped\n"),
+        ("bash", "#!/bin/sh\necho swapped\n"),
+        ("mine", "#!/bin/sh\necho mine\n"),
+    ] {
+        std::fs::write(bin.join(name), text).unwrap();
+        std::fs::set_permissions(bin.join(name), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
+    }
+    let path = bin.display().to_string();
+    let swapped = json!({ "command": "echo ok $0; mine", "envs": { "PATH": path } });
+    assert!(agent.post("/command", &swapped).golden().contains(&(out("ok bash") + &out("mine"))));
+    let argv = json!({ "argv": ["mine"], "envs": { "PATH": format!("relative:{path}") } });
+    assert_eq!(agent.post("/command", &argv).golden(), HEAD.to_owned() + &out("mine") + DONE);
+    let relative = json!({ "argv": ["./mine"], "cwd": path });
+    assert_eq!(agent.post("/command", &relative).golden(), HEAD.to_owned() + &out("mine") + DONE);
+    let blank = agent.shell(" \n");
+    assert_eq!(blank.golden(), HEAD.to_owned() + DONE);
+}
+
+#[test]
+fn a_text_longer_than_any_argument_is_an_outcome_and_status_repeats_a_part_of_it() {
+    let agent = Agent::start();
+    let answer = agent.shell(&"é".repeat(100_000));
+    assert!(answer.golden().contains("argument list or environment too long"), "{}", answer.golden());
+    let status = agent.get(&format!("/command/status/{}", answer.init_id())).json();
+    assert_eq!(
+        (status["exit_code"].as_i64(), status["content"].as_str().unwrap().len()),
+        (Some(255), 128 << 10)
+    );
+}
+
+#[test]
+fn an_identity_that_may_not_be_taken_says_which_right_is_missing() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mut plain = std::process::Command::new("setpriv");
+    plain.args(["--bounding-set=-setuid,-setgid", "--inh-caps=-setuid,-setgid", crate::support::BINARY]);
+    let agent = Agent::launch(plain, &[], &[]);
+    let answer = agent.post("/command", &json!({ "command": "id", "uid": 12345 })).golden();
+    assert!(answer.contains("CAP_SETUID and CAP_SETGID") && answer.lines().count() == 3, "{answer}");
+    // The own identity needs no switch.
+    let own = agent.post("/command", &json!({ "command": "id -u", "uid": 0, "gid": 0 }));
+    assert_eq!(own.golden(), HEAD.to_owned() + &out("0") + DONE);
+    // Without an entry among the accounts: the group of root, and no others.
+    let agent = Agent::start();
+    let unknown =
+        agent.post("/command", &json!({ "command": "id -u; id -g; id -G; echo $HOME", "uid": 54321 }));
+    let home = std::env::var("HOME").unwrap_or_else(|_| "/".into());
+    assert_eq!(unknown.golden(), HEAD.to_owned() + &["54321", "0", "0", &home].map(out).concat() + DONE);
+}

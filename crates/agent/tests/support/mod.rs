@@ -187,8 +187,27 @@ impl Agent {
     }
 }
 
+impl Agent {
+    /// Ends what the agent started, which would go on without it.
+    fn end_commands(&self) {
+        let own = self.child.id().to_string();
+        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+            let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+            let group = fields.get(2).and_then(|group| group.parse::<i32>().ok());
+            if fields.get(1) == Some(&own.as_str())
+                && let Some(group) = group.and_then(rustix::process::Pid::from_raw)
+                && entry.file_name().to_string_lossy() == group.as_raw_nonzero().to_string()
+            {
+                let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+            }
+        }
+    }
+}
+
 impl Drop for Agent {
     fn drop(&mut self) {
+        self.end_commands();
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -112,6 +112,7 @@ fn agent(plan: &Plan, reaper: Reaper) -> Agent {
         identity: Identity { uid, gid, ..Identity::default() },
         reaper,
         commands: Arc::default(),
+        output: Arc::default(),
         contexts: Default::default(),
         meter: crate::metrics::Meter::new(crate::settings::Limits::default()),
         sessions: Default::default(),
