@@ -23,6 +23,7 @@ from stack import Stack
 EVERY_RUNTIME = {
     *("test_adapters", "test_lifecycle", "test_async", "test_commands", "test_files", "test_osb", "test_other_clients"),
     *("test_code", "test_isolated", "test_mcp", "test_sessions", "test_terminals"),
+    *("test_agent_images", "test_agent_robustness"),
 }
 
 OTHER = os.environ.get("SANDGLASS_E2E_URL")
