@@ -18,12 +18,15 @@ pub(crate) fn run_benchmark(workspace: &Workspace, arguments: &[String]) -> Resu
     let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
     let (half, arguments) = match arguments {
         [first, rest @ ..] if first == "docker" => ("docker_", rest),
+        [first, rest @ ..] if first == "agent" => ("agent_", rest),
         all => ("", all),
     };
     run(Command::new(&python)
         .arg(format!("{half}bench.py"))
         .args(arguments)
         .env("SANDGLASS_BIN", workspace.target.join("release/sandglass"))
+        // The one inside that binary, as its build left it.
+        .env("SANDGLASS_AGENT", workspace.target.join("guest/x86_64-unknown-linux-gnu/guest/sandglass-agent"))
         .env("PYTHONUNBUFFERED", "1")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .current_dir(&folder))?;

@@ -31,7 +31,7 @@ usage: cargo xtask COMMAND
   restart [--rounds N] [--seed S] [--runtime docker]
                                    kill the server at random moments, check what is left
   fuzz [TARGET] [--seconds N]      the agent's parsers against random input, a minute each
-  bench [docker] [--quick]         measure beside the reference server and Docker";
+  bench [docker|agent] [--quick]   measure beside the reference server and Docker, or the agent alone";
 
 /// Errors are printed as one chain of causes: a backtrace of this program explains nothing.
 fn main() -> ExitCode {
