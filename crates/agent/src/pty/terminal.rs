@@ -124,12 +124,12 @@ impl Terminal {
         state.epoch += 1;
         state.shell = Some(handle.clone());
         drop(state);
-        tokio::spawn(Arc::clone(self).follow(Arc::clone(agent), handle.pid, following));
+        tokio::spawn(Arc::clone(self).follow(following));
         Ok(())
     }
 
     /// Moves the shell's output into the ring until it has ended.
-    async fn follow(self: Arc<Self>, agent: Arc<Agent>, pid: i32, following: Following) {
+    async fn follow(self: Arc<Self>, following: Following) {
         let Following { mut exit, mut sources } = following;
         let mut buffer = vec![0; READ];
         let ended = loop {
