@@ -106,8 +106,7 @@ pub(super) fn may_switch() -> bool {
 }
 
 fn environment_of(agent: &Agent, request: &CreateRequest, uid: u32, cwd: &Path) -> envs::Env {
-    let mut env = agent.env.clone();
-    env.extend(envs::read_file(&agent.env_file, &agent.env));
+    let mut env = envs::for_shells(&agent.env, &agent.env_file);
     if uid != agent.identity.uid
         && let Some(user) = Accounts::load().user_by_uid(uid)
     {
