@@ -28,7 +28,7 @@ use crate::init::spawn::Launch;
 /// From the start of the process to its first answer. Kernels on a virtual machine of their own take their time.
 const START: Duration = Duration::from_secs(60);
 /// How often a kernel that said nothing on its output channel is asked again.
-const ASK_AGAIN: Duration = Duration::from_millis(200);
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// What a kernel that is asked to end gets for its last words.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// And one that closes its sockets by itself.
@@ -126,8 +126,9 @@ impl Direct {
         env.insert("PWD".into(), cwd.to_string_lossy().into_owned());
         let (mut process, tail) = spawn(agent, &spec.command(file.path()), &env, cwd)?;
         let connected = async {
-            let shell = reach(ports.shell, Role::Dealer).await?;
+            // First, so that the subscription is in force when the first question is answered.
             let iopub = reach(ports.iopub, Role::Subscriber).await?;
+            let shell = reach(ports.shell, Role::Dealer).await?;
             let control = reach(ports.control, Role::Dealer).await?;
             Ok((shell, iopub, control))
         };
@@ -167,7 +168,10 @@ impl Direct {
                 match news {
                     News::Message(message) => match message.channel {
                         Channel::Shell => answered = true,
-                        Channel::Iopub => heard |= message.parent == request.id,
+                        // Newer kernels greet their subscribers.
+                        Channel::Iopub => {
+                            heard |= message.parent == request.id || message.kind == "iopub_welcome";
+                        }
                     },
                     News::Ended(_) => return Err(self.process.wait().await),
                 }
