@@ -73,6 +73,7 @@ fn main() -> ExitCode {
         .build();
     let code = match runtime {
         Ok(runtime) => {
+            // Nobody waits for it: this is the first of the threads that are kept.
             drop(runtime.spawn_blocking(|| ()));
             let code = runtime.block_on(run(settings));
             // File work may hang on a dead mount; nothing waits for it.
@@ -91,8 +92,6 @@ async fn run(mut settings: Settings) -> i32 {
     if settings.init && !is_pid_one() {
         become_subreaper();
     }
-    // Nobody waits for it: this is the first of the threads that are kept.
-    drop(tokio::task::spawn_blocking(|| ()));
     let mut status = Status::new(settings.status.take());
     let prepared = match prepare(&mut settings).await {
         Ok(prepared) => prepared,

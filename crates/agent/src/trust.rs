@@ -99,7 +99,7 @@ impl Trust {
 
     async fn install(&self, agent: &Agent) {
         if self.version().is_some() {
-            self.into_system(agent).await;
+            self.add_to_system(agent).await;
         }
         let certifi = certifi(agent).await;
         let base = certifi.iter().map(PathBuf::as_path).chain(BUNDLES.map(Path::new)).find(|p| p.is_file());
@@ -109,12 +109,12 @@ impl Trust {
             journal::note(Level::Warning, &format!("cannot write {}: {error}", merged.display()));
         }
         if self.version().is_some() {
-            self.into_nss(agent).await;
-            self.into_java(agent).await;
+            self.add_to_nss(agent).await;
+            self.add_to_java(agent).await;
         }
     }
 
-    async fn into_system(&self, agent: &Agent) {
+    async fn add_to_system(&self, agent: &Agent) {
         let path = envs::search_path(&agent.env);
         let (anchor, tool) = if spawn::is_there("update-ca-certificates", path) {
             ("/usr/local/share/ca-certificates/opensandbox-mitmproxy-ca.crt", "update-ca-certificates")
@@ -137,7 +137,7 @@ impl Trust {
         }
     }
 
-    async fn into_nss(&self, agent: &Agent) {
+    async fn add_to_nss(&self, agent: &Agent) {
         if !spawn::is_there("certutil", envs::search_path(&agent.env)) {
             return;
         }
@@ -152,7 +152,7 @@ impl Trust {
         tool_run(agent, &add).await;
     }
 
-    async fn into_java(&self, agent: &Agent) {
+    async fn add_to_java(&self, agent: &Agent) {
         for store in java_stores(&agent.env) {
             let (keytool, keystore) = (store.keytool.to_string_lossy(), store.keystore.to_string_lossy());
             let of_store = ["-alias", ALIAS, "-keystore", &keystore, "-storepass", "changeit"];

@@ -391,7 +391,7 @@ fn steps_of_the_wall_clock_change_timestamps_and_nothing_else() {
         let count = stream.read(&mut buffer).unwrap();
         assert!(count > 0);
         rest.push_str(&String::from_utf8_lossy(&buffer[..count]));
-        step(if rest.len() % 2 == 0 { -day } else { day });
+        step(if rest.len().is_multiple_of(2) { -day } else { day });
     }
     // Eight seconds have room for two pings, and the first may have been read with the id.
     let pings = rest.matches("\"pong\"").count();
