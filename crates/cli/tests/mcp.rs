@@ -12,7 +12,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use stub::{ID, KEY, Stub, program, stderr};
+use stub::{ID, KEY, Stub, program, stderr, stdout};
 
 struct Client {
     child: Child,
@@ -179,4 +179,10 @@ fn a_refusal_keeps_the_servers_code_message_and_request() {
 fn a_client_that_asks_nothing_is_no_error() {
     let output = program(&["mcp"]).stdin(Stdio::null()).output().unwrap();
     assert_eq!((output.status.code(), output.stdout.len()), (Some(0), 0), "{}", stderr(&output));
+}
+
+#[test]
+fn what_the_command_line_cannot_mean_is_refused_without_a_word_on_the_protocols_stream() {
+    let output = Stub::start().run(&["mcp", "--transport", "pigeon"]);
+    assert_eq!((output.status.code(), stdout(&output)), (Some(2), String::new()), "{}", stderr(&output));
 }

@@ -11,7 +11,7 @@ use std::{
 use sandglass_sandbox::{
     Clock, Timestamp,
     ports::Store,
-    spec::{Entrypoint, Limits, MutableFacts, Secrets, Spec},
+    spec::{Entrypoint, MutableFacts, Secrets, Spec},
 };
 use sandglass_server::{
     config::{RedisConfig, RenewIntentConfig, Secret},
@@ -52,19 +52,8 @@ impl Stack {
             .map(|seconds| ("access.renew.extend.seconds".to_owned(), seconds.to_owned()))
             .into_iter()
             .collect();
-        let spec = Spec {
-            image: "img".into(),
-            entrypoint: Entrypoint::Command(vec!["sleep".into(), "1d".into()]),
-            env: vec![],
-            limits: Limits::default(),
-            platform: None,
-            volumes: vec![],
-            extensions,
-            secure_access: false,
-            egress: None,
-            snapshot: None,
-            tenant: None,
-        };
+        let entrypoint = Entrypoint::Command(vec!["sleep".into(), "1d".into()]);
+        let spec = Spec { extensions, ..Spec::new("img", entrypoint) };
         let facts = MutableFacts { expires_at, metadata: BTreeMap::new() };
         let new = NewSandbox { spec, facts, secrets: Secrets::default(), key: None };
         self.engine.create(new, self.clock.now()).await.unwrap().id.to_string()

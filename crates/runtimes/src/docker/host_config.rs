@@ -177,19 +177,7 @@ pub(super) mod tests {
     }
 
     pub(in super::super) fn spec() -> Spec {
-        Spec {
-            image: "busybox".into(),
-            entrypoint: Entrypoint::Command(vec!["sleep".into(), "1".into()]),
-            env: vec![],
-            limits: Limits::default(),
-            platform: None,
-            volumes: vec![],
-            extensions: Default::default(),
-            secure_access: false,
-            snapshot: None,
-            egress: None,
-            tenant: None,
-        }
+        Spec::new("busybox", Entrypoint::Command(vec!["sleep".into(), "1".into()]))
     }
 
     #[test]
