@@ -154,10 +154,10 @@ def test_commands_of_the_sandbox_do_not_get_what_the_agent_has(able, server):
 def test_background_runs(session):
     shell = session(mode="ro")
     run = shell.run_background("echo begun; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo over >&2; exit 4")
-    wait_for(lambda: shell.run_logs(run.run_id).text == "begun\n", "the first line", 20)
+    wait_for(lambda: shell.run_logs(run.run_id).text == "begun\n", 20)
     assert shell.run_status(run.run_id).running
     shell.run("touch /tmp/go")
-    wait_for(lambda: not shell.run_status(run.run_id).running, "the end", 20)
+    wait_for(lambda: not shell.run_status(run.run_id).running, 20)
     done = shell.run_status(run.run_id)
     assert done.exit_code == 4 and done.finished_at and done.error is None
     logs = shell.run_logs(run.run_id, cursor=6)

@@ -46,16 +46,26 @@ pub(crate) fn try_read(pipe: &pipe::Receiver, sink: impl FnOnce(&[u8])) -> Read 
 
 /// As `try_read`, at most `most` bytes.
 pub(super) fn try_read_some(pipe: &pipe::Receiver, most: usize, sink: impl FnOnce(&[u8])) -> Read {
-    BUFFER.with_borrow_mut(|buffer| match pipe.try_read(&mut buffer[..most.min(READ)]) {
-        Ok(0) => Read::End,
-        Ok(count) => {
-            sink(&buffer[..count]);
-            Read::Some(count)
+    BUFFER.with_borrow_mut(|buffer| {
+        let buffer = &mut buffer[..most.min(READ)];
+        let read = match pipe.try_read(buffer) {
+            // The runtime only knows of bytes that had come when it last looked; the kernel knows of all.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                rustix::io::read(pipe, &mut *buffer).map_err(io::Error::from)
+            }
+            read => read,
+        };
+        match read {
+            Ok(0) => Read::End,
+            Ok(count) => {
+                sink(&buffer[..count]);
+                Read::Some(count)
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Read::Nothing
+            }
+            Err(_) => Read::End,
         }
-        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-            Read::Nothing
-        }
-        Err(_) => Read::End,
     })
 }
 

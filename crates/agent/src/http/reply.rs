@@ -91,11 +91,6 @@ impl Failure {
         Self::new(StatusCode::NOT_FOUND, Code::FileNotFound, message)
     }
 
-    pub fn not_supported(what: &str) -> Self {
-        let message = format!("{what} not available in this agent version");
-        Self::new(StatusCode::NOT_IMPLEMENTED, Code::NotSupported, message)
-    }
-
     pub fn no_context(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, Code::ContextNotFound, message)
     }

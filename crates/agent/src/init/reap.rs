@@ -1,15 +1,16 @@
 //! The single reaper: every child of this process is waited for here and nowhere else.
 //!
 //! A start on the runtime thread registers its pid before it yields, so no exit can be collected before somebody
-//! listens for it. While starts happen on other threads, the exits of unknown processes are kept until those are known.
-//! Invariant: nothing else in the process calls a wait function.
+//! listens for it. A start on another thread waits itself for a child that could not become the program, and fails badly
+//! when somebody else has: while such starts go on, only known processes are collected, and orphans wait.
+//! Invariant: nothing else in the process calls a wait function, except a start for its own failed child.
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::signal_group;
 use super::spawn::{Extras, Launch, LaunchError, Orphan, Program};
@@ -47,38 +48,31 @@ struct Children {
     waiters: HashMap<i32, oneshot::Sender<Exit>>,
     /// Starts going on elsewhere.
     starting: usize,
-    /// What ended meanwhile and was nobody's. Emptied when no start is going on; holds at most one entry a pid.
-    unclaimed: HashMap<i32, Exit>,
 }
 
 #[derive(Clone, Default)]
 pub struct Reaper {
     children: Arc<Mutex<Children>>,
+    /// What was left alone while a start was going on can be collected.
+    again: Arc<Notify>,
 }
 
-/// A start that is going on: as long as this lives, no exit is thrown away.
+/// A start that is going on: as long as this lives, no unknown process is collected.
 struct Starting(Reaper);
 
 impl Starting {
     /// The started process; the receiver gets its exit, even one that has happened already.
     fn done(self, pid: i32) -> oneshot::Receiver<Exit> {
         let (tx, rx) = oneshot::channel();
-        let mut children = self.0.lock();
-        match children.unclaimed.remove(&pid) {
-            Some(exit) => drop(tx.send(exit)),
-            None => drop(children.waiters.insert(pid, tx)),
-        }
+        self.0.lock().waiters.insert(pid, tx);
         rx
     }
 }
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        let mut children = self.0.lock();
-        children.starting -= 1;
-        if children.starting == 0 {
-            children.unclaimed = HashMap::new();
-        }
+        self.0.lock().starting -= 1;
+        self.0.again.notify_one();
     }
 }
 
@@ -94,8 +88,9 @@ impl Reaper {
                 while task.sweep() == SWEEP {
                     tokio::task::yield_now().await;
                 }
-                if children.recv().await.is_none() {
-                    return;
+                tokio::select! {
+                    signal = children.recv() => if signal.is_none() { return },
+                    () = task.again.notified() => {}
                 }
             }
         });
@@ -154,23 +149,30 @@ impl Reaper {
 
     /// Collects what has ended, and says how many that were.
     fn sweep(&self) -> usize {
-        for count in 0..SWEEP {
-            let mut status = 0;
-            // SAFETY: `status` is a live local the kernel writes one int to; WNOHANG makes the call return at once.
-            let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
-            if pid <= 0 {
-                return count;
-            }
-            let exit = Exit::from_wait_status(status);
-            let mut children = self.lock();
-            match children.waiters.remove(&pid) {
-                Some(waiter) => drop(waiter.send(exit)),
-                None if children.starting > 0 => drop(children.unclaimed.insert(pid, exit)),
-                // Orphans of user processes have no waiter; collecting them is all there is to do.
-                None => {}
-            }
+        // Starts begin on this thread, so none begins in the middle.
+        let known: Option<Vec<i32>> = {
+            let children = self.lock();
+            (children.starting > 0).then(|| children.waiters.keys().copied().collect())
+        };
+        match known {
+            Some(known) => known.into_iter().filter(|pid| self.collect(*pid)).count().min(SWEEP - 1),
+            None => (0..SWEEP).take_while(|_| self.collect(-1)).count(),
         }
-        SWEEP
+    }
+
+    /// Collects that child, or any for -1; whether there was one that has ended.
+    fn collect(&self, child: i32) -> bool {
+        let mut status = 0;
+        // SAFETY: `status` is a live local the kernel writes one int to; WNOHANG makes the call return at once.
+        let pid = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
+        if pid <= 0 {
+            return false;
+        }
+        // Orphans of user processes have no waiter; collecting them is all there is to do.
+        if let Some(waiter) = self.lock().waiters.remove(&pid) {
+            let _ = waiter.send(Exit::from_wait_status(status));
+        }
+        true
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Children> {

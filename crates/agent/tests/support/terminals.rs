@@ -91,16 +91,18 @@ impl Socket {
 
     /// Output, also in replays, until it holds the text; all of it.
     fn wait_for(&mut self, text: &str) -> String {
-        let mut all = String::new();
-        while !all.contains(text) {
+        let mut all = Vec::new();
+        loop {
+            // Only what is new: a reader that searches megabytes again and again is too slow to be kept.
+            let searched = all.len().saturating_sub(text.len());
             match self.see() {
-                Seen::Out(bytes) | Seen::Err(bytes) | Seen::Replay(_, bytes) => {
-                    all.push_str(&String::from_utf8_lossy(&bytes));
-                }
-                other => panic!("{other:?} after {all:?}"),
+                Seen::Out(bytes) | Seen::Err(bytes) | Seen::Replay(_, bytes) => all.extend(bytes),
+                other => panic!("{other:?} after {:?}", String::from_utf8_lossy(&all)),
+            }
+            if all[searched..].windows(text.len()).any(|piece| piece == text.as_bytes()) {
+                return String::from_utf8_lossy(&all).into_owned();
             }
         }
-        all
     }
 
     fn kind(&mut self, text: &str) {
