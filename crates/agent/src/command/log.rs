@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
@@ -26,7 +26,8 @@ pub(crate) struct Log {
     file: File,
     capacity: u64,
     kept: Mutex<Kept>,
-    source: OnceLock<pipe::Receiver>,
+    /// Until the last writer is gone.
+    source: Mutex<Option<Arc<pipe::Receiver>>>,
 }
 
 /// The retained range of offsets.
@@ -50,7 +51,7 @@ impl Log {
             // No such directory, read-only, or a file system without unnamed files.
             Err(_) => (rustix::fs::memfd_create("command-log", MemfdFlags::CLOEXEC)?, IN_MEMORY),
         };
-        Ok(Log { file: File::from(fd), capacity, kept: Mutex::default(), source: OnceLock::new() })
+        Ok(Log { file: File::from(fd), capacity, kept: Mutex::default(), source: Mutex::default() })
     }
 
     fn append(&self, mut bytes: &[u8]) {
@@ -78,10 +79,10 @@ impl Log {
 
     /// Takes over what is waiting in the pipe, so that a reader sees all that a process wrote before it ended.
     pub(crate) fn catch_up(&self) {
-        let Some(pipe) = self.source.get() else { return };
+        let Some(pipe) = self.source().clone() else { return };
         // As many reads as a full pipe holds; a writer that is faster than this must not hold up the reader.
         for _ in 0..8 {
-            if !matches!(pipes::try_read(pipe, |bytes| self.append(bytes)), Read::Some(_)) {
+            if !matches!(pipes::try_read(&pipe, |bytes| self.append(bytes)), Read::Some(_)) {
                 return;
             }
         }
@@ -122,6 +123,10 @@ impl Log {
         body
     }
 
+    fn source(&self) -> MutexGuard<'_, Option<Arc<pipe::Receiver>>> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -129,14 +134,17 @@ impl Log {
 
 /// Copies a background command's output into its log until the last writer is gone.
 pub(crate) async fn fill(log: Arc<Log>, pipe: pipe::Receiver) {
-    let pipe = log.source.get_or_init(|| pipe);
+    let pipe = Arc::new(pipe);
+    *log.source() = Some(Arc::clone(&pipe));
     while pipe.readable().await.is_ok() {
-        if matches!(pipes::try_read(pipe, |bytes| log.append(bytes)), Read::End) {
-            return;
+        if matches!(pipes::try_read(&pipe, |bytes| log.append(bytes)), Read::End) {
+            break;
         }
         // A pipe that is never empty would keep the thread.
         tokio::task::yield_now().await;
     }
+    // A command that has ended keeps its output, not its descriptor.
+    *log.source() = None;
 }
 
 #[cfg(test)]
