@@ -322,7 +322,7 @@ async fn thousands_of_messages_renew_what_they_name_and_garbage_is_counted() {
     assert_eq!((count(Renewed) + count(Enough), count(TooSoon)), (40, 3960), "one renewal covers the others");
     assert_eq!((count(Ineligible), count(Invalid), count(Stale), count(Failed)), (200, 202, 100, 0));
     assert!(ids.iter().all(|id| stack.left(id) > 60));
-    assert_eq!(stack.left(&plain), 60);
+    assert!(stack.left(&plain) <= 60, "nobody asked for it to be renewed");
     assert_eq!(stack.metrics.redis_consumers(), Some(8));
     stack.renewals.stop().await;
     assert_eq!(stack.metrics.redis_consumers(), Some(0));

@@ -73,6 +73,8 @@ struct Init<'a> {
     said: pipe::Receiver,
     unread: Vec<u8>,
     current: Option<Current>,
+    /// The pipe of the copy that has become the shell, and its path: a copy may be told to go on before it has opened it.
+    told: Option<(PathBuf, File)>,
     /// Background runs, with their outputs held for as long as they run.
     away: HashMap<String, File>,
     gone: mpsc::UnboundedSender<String>,
@@ -97,6 +99,7 @@ impl<'a> Init<'a> {
             said,
             unread: Vec::new(),
             current: None,
+            told: None,
             away: HashMap::new(),
             gone,
             leaving,
@@ -179,7 +182,14 @@ impl<'a> Init<'a> {
     async fn listen(&mut self) -> io::Result<()> {
         let mut buffer = [0; 1024];
         loop {
-            match self.said.try_read(&mut buffer) {
+            let read = match self.said.try_read(&mut buffer) {
+                // The runtime only knows of bytes that had come when it last looked; the kernel knows of all.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    rustix::io::read(&self.said, &mut buffer[..]).map_err(io::Error::from)
+                }
+                read => read,
+            };
+            match read {
                 Ok(0) => return Ok(()),
                 Ok(count) => self.unread.extend_from_slice(&buffer[..count]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -199,6 +209,8 @@ impl<'a> Init<'a> {
         let words: Vec<&str> = line.split(' ').collect();
         let [word, id, number] = words[..] else { return Ok(()) };
         let Ok(number) = number.parse::<i32>() else { return Ok(()) };
+        // Whoever speaks of a run has got past its own pipe.
+        self.forget_told();
         let running = self.current.as_mut().filter(|current| current.id == id);
         match (word, running) {
             ("spare", Some(current)) => {
@@ -241,6 +253,14 @@ impl<'a> Init<'a> {
         self.control.send(&Report::Ended { id: id.to_owned(), code, reason }, None).await
     }
 
+    /// The copy has read what it was told, or will find that there is nothing.
+    fn forget_told(&mut self) {
+        if let Some((path, pipe)) = self.told.take() {
+            let _ = fs::remove_file(path);
+            drop(pipe);
+        }
+    }
+
     fn remove_files(&self, id: &str) {
         for name in [id.to_owned(), format!("{id}.out"), format!("{id}.spare")] {
             let _ = fs::remove_file(path(&name));
@@ -267,8 +287,11 @@ impl<'a> Init<'a> {
             for name in [current.id.clone(), format!("{}.out", current.id)] {
                 let _ = fs::remove_file(path(&name));
             }
-            // The copy has opened its pipe long ago, or takes a moment to find that it must not.
-            let _ = fs::remove_file(path(&format!("{}.spare", current.id))).map(|()| drop(current.spare));
+            self.forget_told();
+            self.told = Some((path(&format!("{}.spare", current.id)), current.spare));
+            if !taken_over {
+                self.forget_told();
+            }
             let report = Report::Ended { id: current.id, code: exit.shell_code(), reason };
             self.control.send(&report, None).await?;
         }
