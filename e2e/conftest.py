@@ -22,7 +22,7 @@ from stack import Stack
 # These hold for every runtime; the others look at the host, or make servers of their own.
 EVERY_RUNTIME = {
     *("test_adapters", "test_lifecycle", "test_async", "test_commands", "test_files", "test_osb", "test_other_clients"),
-    *("test_code", "test_isolated", "test_mcp", "test_sessions", "test_terminals"),
+    *("test_code", "test_hooks", "test_isolated", "test_mcp", "test_sessions", "test_terminals"),
     *("test_agent_images", "test_agent_robustness"),
 }
 
@@ -33,7 +33,9 @@ IMAGE = os.environ.get("SANDGLASS_E2E_IMAGE", "host")
 def pytest_generate_tests(metafunc):
     if "server" in metafunc.fixturenames:
         both = not OTHER and metafunc.module.__name__ in EVERY_RUNTIME
-        metafunc.parametrize("server", ["embedded", "docker"] if both else ["embedded"], indirect=True, scope="session")
+        only = metafunc.definition.get_closest_marker("only_on")
+        runtimes = only.args if only else ["embedded", "docker"] if both else ["embedded"]
+        metafunc.parametrize("server", runtimes, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(items):

@@ -133,8 +133,9 @@ def test_everything_that_needs_no_shell_works_and_what_needs_one_says_so(plain, 
         assert done.stdout == [shell] and done.error["evalue"] == "3", done
     else:
         assert not done.stdout and "no shell" in done.error["evalue"] and "argv" in done.error["evalue"], done
-        session = plain.agent("POST", box, "session", json={})
-        assert session.status_code >= 400 and session.json()["code"] and session.json()["message"], session.text
+        session = plain.agent("POST", box, "session", json={}).json()["session_id"]
+        refused = plain.agent("POST", box, f"session/{session}/run", json={"command": "true"}).text
+        assert '"type":"error"' in refused and "no shell" in refused, refused
 
     # Files, to a folder that is made on the way.
     content = bytes(range(256)) * 300
@@ -172,10 +173,9 @@ def test_the_user_of_the_image_is_the_user_of_commands_and_files(plain, image):
         assert plain.text(box, "id -u; pwd; test -w /etc || echo no") == "1000\n/tmp\nno"
 
 
+@pytest.mark.only_on("docker")
 def test_a_root_that_cannot_be_written_is_told_about_and_everything_else_works(plain, server, request, tmp_path):
     """The agent alone, as the engine starts it: no lifecycle request asks for such a root."""
-    if server.runtime != "docker":
-        pytest.skip("the embedded runtime has no roots that cannot be written")
     engine = request.getfixturevalue("engine")
     agent = agent_file(server)
     name = engine.bring("sandglass-e2e/agent-read-only:1", busybox_tree(), "ENV PATH=/bin")
@@ -204,11 +204,10 @@ def test_a_root_that_cannot_be_written_is_told_about_and_everything_else_works(p
         engine.call("rmi", "-f", name, check=False)
 
 
+@pytest.mark.only_on("embedded")
 @pytest.mark.parametrize("user", ["0:0", "1000:1000"])
 def test_a_root_with_nothing_in_it(server, tmp_path, user):
     """Neither /dev nor /proc nor /tmp, which no runtime leaves out: the agent as its own program in such a directory."""
-    if server.runtime != "embedded":
-        pytest.skip("needs no runtime, so once is enough")
     tmp_path.chmod(0o777)
     root = tmp_path / "root"
     root.mkdir()
