@@ -12,6 +12,8 @@ PARAMETER = "SANDBOX::INVALID_PARAMETER"
 LABEL = "SANDBOX::INVALID_METADATA_LABEL"
 COMMAND = {"command": ["true"]}
 PERIODIC = {"name": "a", "schedule": "* * * * *", "command": ["true"]}
+# A runtime without hooks refuses any; one with hooks refuses a schedule of a minute that does not exist.
+NEVER = {"periodic": [{**PERIODIC, "schedule": "61 * * * *"}]}
 POLICY = {"egress": [{"action": "allow", "target": "example.com"}]}
 ONLY = {"image": DROP, "entrypoint": DROP, "resourceLimits": DROP}
 HOSTS = os.environ.get("CONFORMANCE_HOST_PATH", "/nowhere")
@@ -100,8 +102,8 @@ RULES = [
     *(refused(f"renew-{value!r}", 400, PARAMETER, {"extensions": {RENEW: value}})
       for value in ("299", "86401", "abc", "", "  ", "600.5", "-600", "0x258")),
     refused("snapshot-unknown", 404, "SNAPSHOT::NOT_FOUND", {"image": DROP, "snapshotId": UNKNOWN}),
-    refused("lifecycle", 400, PARAMETER, {"lifecycle": {}}),
-    refused("lifecycle-hook", 400, PARAMETER, {"lifecycle": {"preStart": COMMAND, "periodic": [PERIODIC]}}),
+    refused("lifecycle", 400, PARAMETER, {"lifecycle": NEVER}),
+    refused("lifecycle-hook", 400, PARAMETER, {"lifecycle": {"preStart": COMMAND, **NEVER}}),
     refused("pool", 400, "SANDBOX::UNSUPPORTED_POOL_REF", {"extensions": {"poolRef": "p"}}),
     refused("pool-alone", 400, "SANDBOX::UNSUPPORTED_POOL_REF", {**ONLY, "extensions": {"poolRef": "p"}}),
     refused("template", 400, "DOCKER::INVALID_ENTRYPOINT", {**ONLY, "templateId": "tpl-a"}),
@@ -147,7 +149,7 @@ ORDER = [
     refused("cross-field-before-renew", 422, None, {"entrypoint": DROP, "extensions": {RENEW: "1"}}),
     refused("renew-before-snapshot", 400, PARAMETER, {"image": DROP, "snapshotId": UNKNOWN, "extensions": {RENEW: "1"}}),
     refused("snapshot-before-lifecycle", 404, "SNAPSHOT::NOT_FOUND", {"image": DROP, "snapshotId": UNKNOWN, "lifecycle": {}}),
-    refused("lifecycle-before-labels", 400, PARAMETER, {"lifecycle": {}, "metadata": {"a b": "c"}}),
+    refused("lifecycle-before-labels", 400, PARAMETER, {"lifecycle": NEVER, "metadata": {"a b": "c"}}),
     refused("pool-before-labels", 400, "SANDBOX::UNSUPPORTED_POOL_REF",
             {"extensions": {"poolRef": "p"}, "metadata": {"a b": "c"}}),
     refused("labels-before-platform", 400, LABEL, {"metadata": {"a b": "c"}, "platform": {"os": "x", "arch": "y"}}),
@@ -177,7 +179,7 @@ def test_order(target, changes, status, code):
 
 def test_refused_creates_leave_nothing(target):
     before = target.call("GET", "/v1/sandboxes").json()["pagination"]["totalItems"]
-    for changes in ({"lifecycle": {}}, {"timeout": 1}, {"resourceLimits": {"cpu": "x"}}):
+    for changes in ({"lifecycle": NEVER}, {"timeout": 1}, {"resourceLimits": {"cpu": "x"}}):
         assert target.post(**changes).status_code in (400, 422)
     assert target.call("GET", "/v1/sandboxes").json()["pagination"]["totalItems"] == before
 

@@ -421,7 +421,7 @@ impl Runtime for FakeRuntime {
         Ok(self.lock().snapshots.contains(&snapshot))
     }
 
-    fn still_saves(&self, snapshot: SnapshotId) -> bool {
+    async fn still_saves(&self, snapshot: SnapshotId) -> bool {
         self.lock().saving.contains(&snapshot)
     }
 

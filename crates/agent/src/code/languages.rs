@@ -32,6 +32,7 @@ pub(super) fn way(language: &str) -> Way {
 pub(super) fn not_installed(language: &str) -> String {
     match KNOWN.iter().find(|(known, _)| *known == language) {
         Some((_, install)) => format!("no {language} kernel in this image; install {install}"),
-        None => format!("unknown language: {language} (no installed Jupyter kernel offers it)"),
+        // A name is repeated as far as names go.
+        None => format!("unknown language: {language:.64} (no installed Jupyter kernel offers it)"),
     }
 }

@@ -73,6 +73,9 @@ pub(crate) async fn start_directory(
     let env = envs::for_shells(&agent.env, &agent.env_file);
     let expanded = envs::expand_path(&raw, &env, &agent.home)
         .map_err(|e| Failure::invalid(format!("invalid request, validation error {e}")))?;
+    if expanded.contains('\0') {
+        return Err(Failure::invalid("invalid request, validation error cwd holds a NUL"));
+    }
     let path = envs::clean(&agent.cwd, &expanded);
     let (uid, gid) = (agent.identity.uid, agent.identity.gid);
     let made = path.clone();

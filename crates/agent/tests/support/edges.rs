@@ -25,6 +25,21 @@ fn ping_routes_and_errors() {
 }
 
 #[test]
+fn what_cannot_be_a_directory_or_a_language_is_refused_in_few_words() {
+    let agent = Agent::start();
+    for target in ["/session", "/pty"] {
+        let answer = agent.post(target, &serde_json::json!({ "cwd": "/tmp/\u{0}" }));
+        assert_eq!(
+            (answer.status, &answer.json()["code"]),
+            (400, &"INVALID_REQUEST_BODY".into()),
+            "{target}"
+        );
+    }
+    let answer = agent.post("/code/context", &serde_json::json!({ "language": "x".repeat(100_000) }));
+    assert!(answer.status == 500 && answer.body.len() < 300, "{} {}", answer.status, answer.body.len());
+}
+
+#[test]
 fn hostile_bytes_do_not_end_the_agent() {
     let agent = Agent::start();
     let bodies: [&[u8]; 6] = [b"", b"{", b"[]", b"\xff\xfe", b"null", b"{\"command\":{\"a\":1}}"];

@@ -111,8 +111,8 @@ impl Runtime for DockerRuntime {
         self.shared.has_snapshot(snapshot).await
     }
 
-    fn still_saves(&self, snapshot: SnapshotId) -> bool {
-        self.shared.saves.is_inherited(snapshot)
+    async fn still_saves(&self, snapshot: SnapshotId) -> bool {
+        self.shared.still_saves(snapshot).await
     }
 
     async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), RuntimeError> {

@@ -94,9 +94,11 @@ impl Saves {
         self.lock().contains_key(&id)
     }
 
-    /// Whether an earlier server's commit of that snapshot may still be going on.
-    pub(super) fn is_inherited(&self, snapshot: SnapshotId) -> bool {
-        self.lock().values().any(|entry| entry.snapshot == snapshot && entry.inherited.is_some())
+    /// The box of which an earlier server's commit for that snapshot may still be going on.
+    fn source(&self, snapshot: SnapshotId) -> Option<SandboxId> {
+        let entries = self.lock();
+        let mut of_it = entries.iter().filter(|(_, e)| e.snapshot == snapshot && e.inherited.is_some());
+        of_it.next().map(|(id, _)| *id)
     }
 
     /// The box was seen, and not frozen: an earlier server's commit is over.
@@ -138,6 +140,15 @@ pub(super) fn dir(state_dir: &Path) -> PathBuf {
 }
 
 impl Shared {
+    /// Whether an earlier server's commit for that snapshot may still be going on. A look at its box is what ends the entry.
+    pub(super) async fn still_saves(&self, snapshot: SnapshotId) -> bool {
+        let Some(id) = self.saves.source(snapshot) else { return false };
+        if let Ok(None) = self.observe(id).await {
+            self.saves.forget(id);
+        }
+        self.saves.source(snapshot).is_some()
+    }
+
     /// Waits until the box is frozen by nobody's commit. With the box's lock held, so that nobody here begins one.
     ///
     /// # Errors
@@ -193,7 +204,7 @@ mod tests {
         let save = saves.begin(cut, of_cut);
         saves.begin(ended, of_ended).end();
         assert!(saves.has(cut) && !saves.has(ended));
-        assert!(!saves.is_inherited(of_cut), "it is our own");
+        assert_eq!(saves.source(of_cut), None, "it is our own");
         let later = || Instant::now() + UNTIL_FROZEN;
         saves.seen_unfrozen(cut, later());
         assert!(saves.has(cut));
@@ -201,9 +212,8 @@ mod tests {
         fs::write(dir.path().join("saving/nonsense"), "x").unwrap();
 
         let next = Saves::open(dir.path().join("saving")).unwrap();
-        assert!(
-            next.has(cut) && !next.has(ended) && next.is_inherited(of_cut) && !next.is_inherited(of_ended)
-        );
+        assert!(next.has(cut) && !next.has(ended));
+        assert_eq!((next.source(of_cut), next.source(of_ended)), (Some(cut), None));
         next.seen_unfrozen(cut, Instant::now());
         assert!(next.has(cut), "the engine freezes a moment after it was asked");
         next.seen_unfrozen(cut, later());

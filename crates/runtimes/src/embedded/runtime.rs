@@ -490,7 +490,7 @@ impl Runtime for EmbeddedRuntime {
         Ok(false)
     }
 
-    fn still_saves(&self, _snapshot: SnapshotId) -> bool {
+    async fn still_saves(&self, _snapshot: SnapshotId) -> bool {
         false
     }
 

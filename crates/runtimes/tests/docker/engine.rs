@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use sandglass_runtimes::docker::{DockerConfig, DockerRuntime, EgressConfig, EngineAddress};
-use sandglass_sandbox::SandboxId;
+use sandglass_sandbox::{SandboxId, SnapshotId};
 use sandglass_testkit::runtime_contract::Hands;
 use tokio::{process::Command, sync::OwnedMutexGuard};
 
@@ -82,6 +82,12 @@ impl Engine {
             execd_image: None,
         })
         .unwrap()
+    }
+
+    /// As a server leaves it that was killed while it asked for a commit.
+    pub fn notes_a_commit(&self, id: SandboxId, snapshot: SnapshotId) {
+        let note = self.dir.path().join("state/saving").join(id.to_string());
+        std::fs::write(note, snapshot.to_string()).unwrap();
     }
 
     pub async fn docker(&self, arguments: &[&str]) -> String {

@@ -332,12 +332,31 @@ async fn a_commit_of_a_server_that_has_ended_is_no_pause() {
     let is_going_on = paused().await && !after.has_snapshot(snapshot).await.unwrap();
     assert!(is_going_on, "the commit was over too soon to show anything");
     assert_eq!(seen.condition, Condition::Running);
-    assert!(after.still_saves(snapshot));
+    assert!(after.still_saves(snapshot).await);
     assert_eq!(after.pause(id).await.unwrap().condition, Condition::Paused);
-    assert!(after.has_snapshot(snapshot).await.unwrap() && !after.still_saves(snapshot));
+    assert!(after.has_snapshot(snapshot).await.unwrap() && !after.still_saves(snapshot).await);
     assert!(paused().await, "the end of the commit thawed what was paused since");
     assert_eq!(after.resume(id).await.unwrap().condition, Condition::Running);
     after.remove_snapshot(snapshot).await.unwrap();
+    after.remove(id, Duration::ZERO).await.unwrap();
+    assert_eq!(engine.everything().await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_never_began_is_not_waited_for() {
+    let Some(engine) = Engine::alone().await else { return };
+    let before = engine.runtime();
+    let id = started(&before, &engine).await.id;
+    let snapshot = SnapshotId::random();
+    engine.notes_a_commit(id, snapshot);
+    let after = engine.runtime();
+    assert!(after.still_saves(snapshot).await, "the engine may freeze it any moment");
+    let over = async {
+        while after.still_saves(snapshot).await {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(PATIENCE, over).await.expect("it is waited for");
     after.remove(id, Duration::ZERO).await.unwrap();
     assert_eq!(engine.everything().await, Vec::<String>::new());
 }

@@ -281,7 +281,7 @@ pub trait Runtime: Send + Sync + 'static {
     async fn has_snapshot(&self, snapshot: SnapshotId) -> Result<bool, RuntimeError>;
 
     /// Whether the artifact may still come without anybody's doing: what makes it goes on for a server that has ended.
-    fn still_saves(&self, snapshot: SnapshotId) -> bool;
+    async fn still_saves(&self, snapshot: SnapshotId) -> bool;
 
     /// Removes the artifact. Absent is success; `InUse` while a box is made from it.
     async fn remove_snapshot(&self, snapshot: SnapshotId) -> Result<(), RuntimeError>;

@@ -96,7 +96,7 @@ impl Engine {
         } else {
             match self.in_time(self.runtime.has_snapshot(record.id)).await {
                 Ok(true) => (Ready, "snapshot_recovery_ready", None),
-                Ok(false) if self.still_made(record) => return Ok(Conclusion::StillMade),
+                Ok(false) if self.still_made(record).await => return Ok(Conclusion::StillMade),
                 Ok(false) => {
                     let message = "the server ended before the snapshot was made";
                     (Failed, "snapshot_recovery_missing_image", Some(message.to_owned()))
@@ -120,8 +120,8 @@ impl Engine {
     }
 
     /// A runtime goes on for a killed server. The deadline of the snapshot ends the wait.
-    fn still_made(&self, record: &SnapshotRecord) -> bool {
+    async fn still_made(&self, record: &SnapshotRecord) -> bool {
         let deadline = record.created_at.checked_add(self.settings.snapshot_deadline);
-        self.runtime.still_saves(record.id) && deadline.is_some_and(|at| self.clock.now() < at)
+        deadline.is_some_and(|at| self.clock.now() < at) && self.runtime.still_saves(record.id).await
     }
 }
