@@ -316,17 +316,12 @@ class Bench(Recorder):
         httpx.delete(f"http://127.0.0.1:{self.agent.port}/pty/{session}")
 
     def kernel(self):
-        """What the driver of the kernels measures, when it is there: lines of JSON with name, who and figures."""
-        driver = HERE / "kernel_bench.py"
-        if not driver.exists():
-            print("no kernels")
-            return
-        command = [sys.executable, str(driver), *(["--quick"] if self.quick else [])]
+        """A Python kernel by the agent, and by the bare client."""
+        command = [sys.executable, str(HERE / "kernel_bench.py"), self.agent_file, "--rounds", str(self.n(20, 4))]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         for line in filter(None, map(str.strip, done.stdout.splitlines())):
-            if line.startswith("{"):
-                found = json.loads(line)
-                self.record(found.pop("name"), found.pop("who", "agent"), found.pop("values", found), **(found if "values" in line else {}))
+            found = json.loads(line)
+            self.record(found["name"], found["who"], found["values"])
 
     def sandbox(self):
         """The same through the server's proxy, into a sandbox on the embedded runtime."""

@@ -21,9 +21,9 @@ def table(results):
     time("the same as argv, p50 / p99", "argv_true")
     time("the same through the server into a sandbox, p50 / p99", "shell_true", "sandbox")
     time("from the program's exit to the end of the stream, p50 / p99", "exit_to_end")
-    lines, plain = results.figure("lines_sdk"), results.figure("lines_sdk", "plain server")
+    lines, plain = results.figure("lines_sdk", "agent"), results.figure("lines_sdk", "plain server")
     if lines and plain:
-        count = results.one("lines_sdk")["lines"]
+        count = results.one("lines_sdk", "agent")["lines"]
         cells = (f"{count:,} short lines through the Python SDK", milliseconds(lines), f"{milliseconds(plain)} (plain server)")
         rows.append((*cells, f"{plain / lines:.2f}×"))
     raw = results.one("lines_raw", "agent")
@@ -42,7 +42,7 @@ def table(results):
     time("from starting the program to listening, p50 / p99", "exec_to_listening")
     time("terminal: from a key to its echo, p50 / p99", "pty_echo")
     for name, title in (("kernel_start", "Python kernel: start"), ("kernel_run", "Python kernel: `1+1`")):
-        ours, beside = results.figure(name), results.figure(name, "jupyter_client")
+        ours, beside = results.figure(name, "agent"), results.figure(name, "jupyter_client")
         if ours:
             ratio = f"{beside / ours:.2f}×" if beside else ""
             rows.append((f"{title}, p50", milliseconds(ours), f"{milliseconds(beside)} (jupyter_client)" if beside else "–", ratio))

@@ -4,7 +4,7 @@
     kernel_bench.py AGENT [--rounds N]
 
 Runs with an interpreter that has `ipykernel` and `jupyter_client` (`e2e/requirements-kernels.txt`), which both sides start
-their kernels with. Prints a line of JSON for each figure: what was measured, and the milliseconds of both. The sides take
+their kernels with. Prints a line of JSON for each figure and side: name, who, and all values in milliseconds. The sides take
 turns, so that whatever else the machine does costs both the same.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from jupyter_client.manager import KernelManager
 
-from measure import now_ms, percentile
+from measure import now_ms
 
 EVALUATIONS = 50
 
@@ -111,7 +111,7 @@ def main():
     options.add_argument("agent")
     options.add_argument("--rounds", type=int, default=10)
     given = options.parse_args()
-    figures = {"start": {}, "first": {}, "evaluate": {}}
+    figures = {"start": {}, "first": {}, "run": {}}
     with tempfile.TemporaryDirectory() as folder:
         agent = Agent(given.agent, folder)
         try:
@@ -124,19 +124,14 @@ def main():
                     side.end(kernel)
                     # The first turn fills the caches of the machine.
                     if turn:
-                        for figure, values in (("start", [started]), ("first", [started + first]), ("evaluate", each)):
+                        for figure, values in (("start", [started]), ("first", [started + first]), ("run", each)):
                             figures[figure].setdefault(name, []).extend(values)
         finally:
             agent.close()
-    names = {
-        "start": "a Python kernel, until it takes code",
-        "first": "a Python kernel, until its first `1+1`",
-        "evaluate": "`1+1` in a running kernel",
-    }
-    for figure, name in names.items():
-        for percent in (50, 99) if figure == "evaluate" else (50,):
-            both = {side: round(percentile(values, percent), 2) for side, values in figures[figure].items()}
-            print(json.dumps({"measured": f"{name}, p{percent}", **both, "unit": "ms"}), flush=True)
+    whose = {"sandglass": "agent", "bare": "jupyter_client"}
+    for figure, sides in figures.items():
+        for side, values in sides.items():
+            print(json.dumps({"name": f"kernel_{figure}", "who": whose[side], "values": values}), flush=True)
 
 
 if __name__ == "__main__":
