@@ -37,13 +37,18 @@ class Served:
         )
         self.said = self.process.stderr.readline()
         found = re.search(r"http://\S+/mcp", self.said)
-        assert found, self.said + self.process.stderr.read()
+        if not found:
+            self.process.kill()
+            raise AssertionError(self.said + self.process.communicate()[1])
         self.url = found[0]
 
     def stop(self):
         """Ends it as an operator does; what it printed."""
         self.process.send_signal(signal.SIGTERM)
-        out, err = self.process.communicate(timeout=PATIENCE)
+        try:
+            out, err = self.process.communicate(timeout=PATIENCE)
+        finally:
+            self.process.kill()
         assert self.process.returncode == 0, err
         assert not out
         return self.said + err

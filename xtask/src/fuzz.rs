@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use crate::process::run;
 use crate::workspace::{Workspace, cargo};
 
-const TARGETS: [&str; 5] = ["range", "multipart", "stream", "query", "envs"];
+const TARGETS: [&str; 6] = ["range", "multipart", "stream", "query", "envs", "kernel"];
 const SECONDS: u64 = 60;
 /// Named, so that build scripts and macros are built without the instrumentation.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";

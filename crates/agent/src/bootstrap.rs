@@ -15,7 +15,7 @@ const PRE_SCRIPT: &str = "EXECD_BOOTSTRAP_PRE_SCRIPT";
 /// An environment is smaller; reading stops here.
 const MAX_DUMP: usize = 4 << 20;
 /// The script's output is the box's; only the environment goes to the agent.
-const SOURCE: &str = "exec 3>&1 1>&2; . \"$1\"; exec \"$0\" --dump-environment >&3 3>&-";
+const SOURCE: &str = "exec 3>&1 1>&2; . \"$1\" 3>&-; exec \"$0\" --dump-environment >&3 3>&-";
 
 /// The argument vector that a command comes down to; `BOOTSTRAP_CMD` replaces it, and `-c` means a shell.
 pub fn command(argv: Vec<String>, env: &Env) -> Result<Vec<String>, String> {

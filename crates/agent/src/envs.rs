@@ -20,17 +20,8 @@ const SECRETS: [&str; 5] = [
     "EXECD_LIFECYCLE_CONFIG",
     "EXECD_RUNTIME_INIT",
 ];
-/// What configures the agent and is nobody else's business; `/command` alone must see the path of the env file.
-const PRIVATE: [&str; 8] = [
-    "EXECD_ACCESS_TOKEN",
-    "JUPYTER_HOST",
-    "JUPYTER_TOKEN",
-    "EXECD_ISOLATION_CONFIG",
-    "EXECD_ENVS",
-    "OPENSANDBOX_LIFECYCLE",
-    "EXECD_LIFECYCLE_CONFIG",
-    "EXECD_RUNTIME_INIT",
-];
+/// What configures the agent beside the secrets and is nobody else's business; `/command` alone must see the path of the env file.
+const PRIVATE: [&str; 4] = ["JUPYTER_HOST", "JUPYTER_TOKEN", "EXECD_ISOLATION_CONFIG", "EXECD_ENVS"];
 /// A box may write anything into its env file; reading stops here.
 const MAX_FILE: u64 = 4 << 20;
 
@@ -68,6 +59,7 @@ pub fn strip_secrets(env: &mut Env) {
 pub fn for_shells(daemon: &Env, file: &Path) -> Env {
     let mut env = daemon.clone();
     env.extend(read_file(file, daemon));
+    strip_secrets(&mut env);
     env.retain(|name, _| !PRIVATE.iter().any(|private| name.eq_ignore_ascii_case(private)));
     env
 }

@@ -5,7 +5,6 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use sandglass_agent::accounts::{Accounts, Identity};
 use sandglass_agent::binding::{Binding, Restart};
@@ -19,7 +18,7 @@ use sandglass_agent::http::serve::{self, Serving};
 use sandglass_agent::init::begin::{Begin, NotStarted, Status};
 use sandglass_agent::init::reap::Reaper;
 use sandglass_agent::init::supervise::{self, Ended};
-use sandglass_agent::init::{become_subreaper, is_pid_one, prepare_process};
+use sandglass_agent::init::{FOREVER, become_subreaper, is_pid_one, prepare_process};
 use sandglass_agent::isolated::{self, inside};
 use sandglass_agent::journal::{self, Level};
 use sandglass_agent::metrics::Meter;
@@ -31,10 +30,6 @@ use sandglass_agent::trust::Trust;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-
-/// A box at its limit of processes lets no thread be started. As long as there is one already, file work only waits for it;
-/// with none the runtime would panic, and PID 1 would be gone.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect();
@@ -215,6 +210,8 @@ async fn live(
     let ended = if settings.init {
         supervise::run_init(agent, argv, starting, restarts).await
     } else {
+        // Whoever asks for a restart is told that there is nothing to restart.
+        drop(restarts);
         match starting.await {
             Ok(_) => supervise::run_classic(agent).await.map(Ended::Code),
             Err(why) => Ok(Ended::NotStarted(why)),

@@ -14,6 +14,8 @@ mod corpora;
 mod edges;
 #[path = "support/files.rs"]
 mod files;
+#[path = "support/hardening.rs"]
+mod hardening;
 #[path = "support/hooks.rs"]
 mod hooks;
 #[path = "support/identity.rs"]

@@ -151,6 +151,9 @@ fn interval_of(text: &str) -> Result<Duration, ScheduleError> {
 /// A duration as Go spells it: `1h30m`, `1.5h`, `200ms`, `0`. Never negative.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest.is_empty() {
+        return None;
+    }
     if rest == "0" {
         return Some(Duration::ZERO);
     }
@@ -181,7 +184,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     }
     let seconds = u64::try_from(nanos / 1_000_000_000).ok()?;
     let left = u32::try_from(nanos % 1_000_000_000).ok()?;
-    (!text.is_empty()).then(|| Duration::new(seconds, left))
+    Some(Duration::new(seconds, left))
 }
 
 const MONTHS: &[&str] = &["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];

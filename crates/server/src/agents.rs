@@ -58,8 +58,8 @@ impl Agents {
     }
 
     /// Whether the box has got as far as its entrypoint. Agents that cannot tell are not asked.
-    pub async fn readiness(&self, id: SandboxId, address: SocketAddr) -> Readiness {
-        if !self.of(id, address).await.has(agent::Feature::Hooks) {
+    pub async fn readiness(known: agent::Agent, address: SocketAddr) -> Readiness {
+        if !known.has(agent::Feature::Hooks) {
             return Readiness::Unknown;
         }
         match ask(address, "/ready").await.map(|answer| answer.status) {
@@ -132,7 +132,7 @@ mod tests {
         let (address, asked) = stub("", "404 Not Found").await;
         let (agents, id) = (Agents::default(), SandboxId::random());
         assert_eq!(agents.of(id, address).await, agent::Agent::SILENT);
-        assert_eq!(agents.readiness(id, address).await, Readiness::Unknown);
+        assert_eq!(Agents::readiness(agents.of(id, address).await, address).await, Readiness::Unknown);
         assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 
@@ -147,8 +147,8 @@ mod tests {
             {
                 let (address, asked) = stub(introduction, ready).await;
                 let (agents, id) = (Agents::default(), SandboxId::random());
-                assert_eq!(agents.readiness(id, address).await, seen);
-                assert_eq!(agents.readiness(id, address).await, seen);
+                assert_eq!(Agents::readiness(agents.of(id, address).await, address).await, seen);
+                assert_eq!(Agents::readiness(agents.of(id, address).await, address).await, seen);
                 assert_eq!(asked.load(Ordering::Relaxed), 3, "one question about the agent itself");
             }
         }

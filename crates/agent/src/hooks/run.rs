@@ -16,8 +16,6 @@ use crate::init::spawn::Launch;
 
 /// What is kept of the output.
 pub const MAX_TAIL: usize = 2048;
-/// Kept out of hooks beside what no process gets.
-const NOT_FOR_HOOKS: [&str; 4] = ["EXECD_ENVS", "JUPYTER_HOST", "JUPYTER_TOKEN", "EXECD_ISOLATION_CONFIG"];
 
 /// Why a run is no success. One line, with the end of the output quoted.
 #[derive(Debug, PartialEq, Eq)]
@@ -48,7 +46,13 @@ pub async fn run(agent: &Agent, command: &[String], limit: Duration) -> Result<S
     let (group, exit) = start(agent, command, write)?;
     let mut tail = Tail::default();
     let ended = follow(&mut out, &mut tail, exit, Instant::now() + limit, group).await;
-    while matches!(pipes::try_read(&out, |bytes| tail.push(bytes)), Read::Some(_)) {}
+    // What it wrote before it ended; what it left running may write for ever.
+    let mut owed = pipes::waiting(&out);
+    while owed > 0
+        && let Read::Some(count) = pipes::try_read(&out, |bytes| tail.push(bytes))
+    {
+        owed = owed.saturating_sub(count);
+    }
     // What it left running must not die of writing.
     tokio::spawn(pipes::discard(out));
     let reason = match ended {
@@ -65,10 +69,7 @@ fn start(
     command: &[String],
     write: std::os::fd::OwnedFd,
 ) -> Result<(i32, oneshot::Receiver<Exit>), Failed> {
-    let mut env = agent.env.clone();
-    env.extend(envs::read_file(&agent.env_file, &agent.env));
-    envs::strip_secrets(&mut env);
-    env.retain(|name, _| !NOT_FOR_HOOKS.iter().any(|hidden| name.eq_ignore_ascii_case(hidden)));
+    let env = envs::for_shells(&agent.env, &agent.env_file);
     let launch = Launch {
         argv: command,
         env: &env,
@@ -98,6 +99,8 @@ async fn follow(
             }
             _ = out.readable(), if open => {
                 open = !matches!(pipes::try_read(out, |bytes| tail.push(bytes)), Read::End);
+                // A pipe that is never empty would keep the thread.
+                tokio::task::yield_now().await;
             }
             () = sleep_until(deadline), if !killed => {
                 killed = true;

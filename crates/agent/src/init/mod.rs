@@ -37,6 +37,10 @@ pub fn watch_descriptor(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
 static UMASK: OnceLock<u32> = OnceLock::new();
 static NOFILE: OnceLock<Rlimit> = OnceLock::new();
 
+/// How long threads for file work are kept. A box at its limit of processes lets no thread be started: as long as there is one already,
+/// file work only waits for it; with none the runtime would panic, and PID 1 would be gone.
+pub const FOREVER: std::time::Duration = std::time::Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Numbers of descriptors that only children use. A child is given descriptors by number after the fork, when the
 /// standard library holds one of its own under a number nobody knows; so these are taken before anything else can.
 pub const RESERVED: [RawFd; 9] = [6, 7, 8, 9, 20, 21, 22, 23, 24];

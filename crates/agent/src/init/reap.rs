@@ -136,10 +136,11 @@ impl Reaper {
     /// or the process goes on without anybody who knows of its exit.
     pub async fn spawn_aside(&self, program: Program) -> Result<(i32, oneshot::Receiver<Exit>), LaunchError> {
         let starting = self.starting();
-        let pid = tokio::task::spawn_blocking(move || program.start()).await.unwrap_or_else(|error| {
+        // The guard goes along: it must outlive the start, also when nobody waits for that any more.
+        let start = move || program.start().map(|pid| (pid, starting.done(pid)));
+        tokio::task::spawn_blocking(start).await.unwrap_or_else(|error| {
             Err(LaunchError::Other { program: "program".into(), source: io::Error::other(error) })
-        })?;
-        Ok((pid, starting.done(pid)))
+        })
     }
 
     fn starting(&self) -> Starting {

@@ -221,7 +221,6 @@ fn die_with_parent(command: &mut Command) {
     unsafe { command.pre_exec(tie) };
 }
 
-/// The shell for `/command`: bash when the image has it, else sh.
 /// Gives a program the limits the agent was started with, and makes it what the kernel kills first when memory is
 /// short: a box of many small processes must not lose its agent, which is then the largest of them.
 fn restore_limits(command: &mut Command) {

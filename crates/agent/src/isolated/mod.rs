@@ -175,6 +175,13 @@ async fn capabilities(agent: &Agent) -> Outcome {
 /// `POST /session`.
 async fn create(agent: &Arc<Agent>, body: Value) -> Outcome {
     let request = CreateRequest::parse(body)?;
+    // A task of its own: a client that leaves meanwhile leaves a session that expires, not half of one.
+    let made = tokio::spawn(make(Arc::clone(agent), request)).await;
+    made.unwrap_or_else(|error| Err(Failure::runtime(error.to_string())))
+}
+
+async fn make(agent: Arc<Agent>, request: CreateRequest) -> Outcome {
+    let agent = &agent;
     let able = ability(agent).await;
     let unavailable = |code, message: String| Failure::new(StatusCode::SERVICE_UNAVAILABLE, code, message);
     if let Some(refusal) = &able.refusal {
@@ -201,7 +208,19 @@ async fn create(agent: &Arc<Agent>, body: Value) -> Outcome {
             return Err(Failure::runtime(format!("the session cannot be made: {reason}")));
         }
     };
-    agent.isolated.table().insert(id.clone(), Arc::clone(&session));
+    let full = {
+        let mut table = agent.isolated.table();
+        let full = table.len() >= MAX_SESSIONS;
+        if !full {
+            table.insert(id.clone(), Arc::clone(&session));
+        }
+        full
+    };
+    if full {
+        session.close().await;
+        remove_upper(plan.upper).await;
+        return Err(unavailable(Code::ServiceUnavailable, format!("{MAX_SESSIONS} sessions are open")));
+    }
     tokio::spawn(expire(Arc::clone(agent), Arc::clone(&session)));
     let mut shape = session.echo.clone();
     shape.insert("session_id".into(), id.into());

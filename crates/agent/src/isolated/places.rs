@@ -6,14 +6,14 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 
 use http::StatusCode;
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::environment;
-use super::plan::{Access, Plan, View};
+use super::plan::{Access, PIPES, Plan, View};
 use super::request::{CreateRequest, Profile, refused};
 use crate::accounts::Accounts;
 use crate::envs;
@@ -34,6 +34,7 @@ pub(super) fn plan(
     let mut workspaces = Vec::new();
     for wanted in &request.workspaces {
         let source = allowed.check(&wanted.path)?;
+        not_its_own(&source)?;
         make(&source, uid, gid)?;
         workspaces.push(View { target: source.clone(), source, access: wanted.access });
     }
@@ -76,6 +77,7 @@ fn binds(request: &CreateRequest, allowed: &Allowed) -> Result<Vec<View>, Failur
             if !source.exists() {
                 return Err(refused(format!("{} does not exist", source.display())));
             }
+            not_its_own(target)?;
             Ok(View { source, target: target.clone(), access })
         })
         .collect()
@@ -164,12 +166,24 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
+/// Over these a session could not live, or what is mounted would not show.
+fn not_its_own(target: &Path) -> Result<(), Failure> {
+    let resolved = resolve(target).map_err(|e| refused(format!("{}: {}", target.display(), plain(&e))))?;
+    let taken = |path: &Path| {
+        Path::new(PIPES).starts_with(path) || path.starts_with(PIPES) || path.starts_with("/proc")
+    };
+    if taken(target) || taken(&resolved) {
+        return Err(refused(format!("{} is the session's own", target.display())));
+    }
+    Ok(())
+}
+
 /// `mkdir -p`; the last directory belongs to the session's user.
 fn make(path: &Path, uid: u32, gid: u32) -> Result<(), Failure> {
     if path.is_dir() {
         return Ok(());
     }
-    let made = fs::create_dir_all(path).and_then(|()| chown(path, Some(uid), Some(gid)));
+    let made = fs::create_dir_all(path).and_then(|()| lchown(path, Some(uid), Some(gid)));
     made.map_err(|e| refused(format!("workspace {} cannot be made: {}", path.display(), plain(&e))))
 }
 

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::envs::Env;
 
+/// Scripts, orders and output pipes; in the session's own `/run`.
+pub(super) const PIPES: &str = "/run/.execd";
+
 /// Everything the session's first process needs to know. Checked by the agent before; carried in a memory file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Plan {

@@ -137,7 +137,7 @@ async fn pump(
 /// Reads what is there, up to a batch, and sends it on; says how much it was. `None` at the end of the output.
 async fn relay(output: &pipe::Receiver, lines: &mut LineSplitter, tx: &ChunkSender) -> Option<usize> {
     let (mut batch, stamp, mut total) = (Vec::new(), Stamp::now(), Some(0));
-    while batch.len() < BATCH {
+    while batch.len() < BATCH && total.is_some_and(|sum| sum < BATCH) {
         let read = pipes::try_read(output, |bytes| {
             lines.push(bytes, |line| {
                 // Blank lines are not events here.
@@ -155,7 +155,10 @@ async fn relay(output: &pipe::Receiver, lines: &mut LineSplitter, tx: &ChunkSend
             }
         }
     }
-    if !batch.is_empty() {
+    if batch.is_empty() {
+        // Blank lines fill no batch: a pipe that is never empty would keep the thread.
+        tokio::task::yield_now().await;
+    } else {
         // A reader that is gone is noticed where the next step is chosen.
         let _ = tx.send(Ok(Bytes::from(batch))).await;
     }
@@ -168,6 +171,7 @@ async fn swallow(output: &pipe::Receiver) {
         if matches!(pipes::try_read(output, |_| ()), Read::End) {
             return;
         }
+        tokio::task::yield_now().await;
     }
 }
 

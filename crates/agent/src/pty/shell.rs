@@ -77,6 +77,8 @@ impl Source {
                 if pipe.readable().await.is_err() {
                     return (*origin, 0);
                 }
+                // A pipe that is never empty would keep the thread.
+                tokio::task::yield_now().await;
                 match pipe.try_read(buffer) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     read => return (*origin, read.unwrap_or(0)),

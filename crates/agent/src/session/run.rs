@@ -117,7 +117,11 @@ impl Stream {
                     Ok(permit) => permit.send(Ok(Bytes::from(std::mem::take(&mut self.batch)))),
                     Err(_) => return Outcome::Aborted(Cause::ClientGone),
                 },
-                () = shell::readable(&shell.out), if self.batch.len() < BATCH => { self.read(shell); }
+                () = shell::readable(&shell.out), if self.batch.len() < BATCH => {
+                    self.read(shell);
+                    // Blank lines fill no batch: a pipe that is never empty would keep the thread.
+                    tokio::task::yield_now().await;
+                }
                 _ = pings.tick(), if self.batch.is_empty() => events::ping(&mut self.batch, &Stamp::now()),
             }
         }

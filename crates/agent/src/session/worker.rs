@@ -95,7 +95,11 @@ impl Worker {
         let Some(shell) = &mut self.shell else { return std::future::pending().await };
         tokio::select! {
             _ = &mut shell.exit => self.retire(),
-            () = shell::readable(&shell.out) => shell.discard(),
+            () = shell::readable(&shell.out) => {
+                shell.discard();
+                // A pipe that is never empty would keep the thread.
+                tokio::task::yield_now().await;
+            }
         }
     }
 
@@ -218,8 +222,12 @@ impl Worker {
         let expanded =
             envs::expand_path(raw, &variables, &self.agent.home).map_err(|e| invalid(e.to_string()))?;
         let path = envs::clean(&self.cwd, &expanded);
-        if !path.is_dir() {
-            let reason = if path.exists() { "is not a directory" } else { "does not exist" };
+        // A dead mount holds up nobody but this session.
+        let looked = path.clone();
+        let look = move || (looked.is_dir(), looked.exists());
+        let (is_dir, exists) = tokio::task::spawn_blocking(look).await.unwrap_or((false, false));
+        if !is_dir {
+            let reason = if exists { "is not a directory" } else { "does not exist" };
             return Err(invalid(format!("cwd {} {reason}", path.display())));
         }
         let text = format!("command cd -- {}", driver::quote(&path.to_string_lossy()));

@@ -5,20 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::{Agent, until};
-
-const HEAD: &str = "{\"type\":\"init\",\"text\":\"ID\",\"timestamp\":T}\n{\"type\":\"ping\",\"text\":\"pong\",\"timestamp\":T}\n";
-const DONE: &str = "{\"type\":\"execution_complete\",\"timestamp\":T}\n";
-
-fn out(text: &str) -> String {
-    format!("{{\"type\":\"stdout\",\"text\":\"{text}\",\"timestamp\":T}}\n")
-}
-
-fn failed(value: &str, trace: &str) -> String {
-    format!(
-        "{{\"type\":\"error\",\"timestamp\":T,\"error\":{{\"ename\":\"CommandExecError\",\"evalue\":\"{value}\",\"traceback\":[\"{trace}\"]}}}}\n"
-    )
-}
+use crate::support::{Agent, DONE, HEAD, failed, out, root, until};
 
 #[test]
 fn golden_streams() {
@@ -364,7 +351,7 @@ fn a_text_longer_than_any_argument_is_an_outcome_and_status_repeats_a_part_of_it
 
 #[test]
 fn an_identity_that_may_not_be_taken_says_which_right_is_missing() {
-    if !rustix::process::geteuid().is_root() {
+    if !root() {
         return;
     }
     let mut plain = std::process::Command::new("setpriv");

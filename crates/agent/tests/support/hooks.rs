@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::init::{boot, root, signal, wait};
-use crate::support::{Agent, BINARY, until};
+use crate::init::{boot, signal, wait};
+use crate::support::{Agent, BINARY, root, until};
 
 fn pre_start(script: &str) -> String {
     json!({ "preStart": { "command": ["sh", "-c", script], "timeoutSeconds": 20 } }).to_string()

@@ -9,16 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 
-use crate::support::{Agent, Answer, BINARY, form};
+use crate::support::{Agent, Answer, BINARY, form, root};
 
 const UID: u32 = 41_234;
 const GID: u32 = 42_345;
 
 /// Only root can be somebody else.
-fn is_root() -> bool {
-    Path::new("/proc/self").metadata().unwrap().uid() == 0
-}
-
 /// An agent started with other groups or capabilities.
 fn through(setpriv: &[&str]) -> Agent {
     let mut command = Command::new("setpriv");
@@ -67,7 +63,7 @@ fn names(dir: &Path) -> Vec<String> {
 
 #[test]
 fn every_route_acts_as_the_identity() {
-    if !is_root() {
+    if !root() {
         return;
     }
     let agent = Agent::start();
@@ -110,7 +106,7 @@ fn every_route_acts_as_the_identity() {
 
 #[test]
 fn what_the_kernel_forbids_is_refused() {
-    if !is_root() {
+    if !root() {
         return;
     }
     let agent = through(&["--groups", "4711"]);
@@ -162,7 +158,7 @@ fn ids_out_of_range_are_400_and_an_impossible_identity_is_503() {
         let answer = agent.get(&format!("/v1/filesystem/{ids}/files/info"));
         assert_eq!((answer.status, &answer.json()["code"]), (400, &json!("INVALID_REQUEST_BODY")), "{ids}");
     }
-    if !is_root() {
+    if !root() {
         return;
     }
     for weak in [
@@ -182,7 +178,7 @@ fn ids_out_of_range_are_400_and_an_impossible_identity_is_503() {
 
 #[test]
 fn identities_at_once_do_not_mix() {
-    if !is_root() {
+    if !root() {
         return;
     }
     let agent = Agent::start();
@@ -211,7 +207,7 @@ fn identities_at_once_do_not_mix() {
 
 #[test]
 fn a_file_is_rewritten_where_a_new_one_is_not_allowed() {
-    if !is_root() {
+    if !root() {
         return;
     }
     let agent = Agent::start();
@@ -249,7 +245,7 @@ fn a_fifo_holds_nobody_up() {
     let dir = shared(&agent, "d");
     let fifo = dir.join("fifo");
     assert!(Command::new("mkfifo").args(["-m", "666"]).arg(&fifo).status().unwrap().success());
-    let prefixes = if is_root() { vec![String::new(), at("")] } else { vec![String::new()] };
+    let prefixes = if root() { vec![String::new(), at("")] } else { vec![String::new()] };
     for prefix in prefixes {
         for _ in 0..20 {
             let answer = agent.get(&format!("{prefix}/files/download?path={}", fifo.display()));
@@ -269,7 +265,7 @@ fn a_fifo_holds_nobody_up() {
 
 #[test]
 fn swapped_path_components_lead_nowhere_new() {
-    if !is_root() {
+    if !root() {
         return;
     }
     let agent = Agent::start();
@@ -312,7 +308,7 @@ fn swapped_path_components_lead_nowhere_new() {
 fn a_client_that_leaves_in_the_middle_leaves_nothing() {
     let agent = Agent::start();
     let dir = shared(&agent, "d");
-    let prefixes = if is_root() { vec![String::new(), at("")] } else { vec![String::new()] };
+    let prefixes = if root() { vec![String::new(), at("")] } else { vec![String::new()] };
     for prefix in prefixes {
         let mut stream = agent.connect();
         let meta = json!({ "path": dir.join("f") }).to_string();

@@ -11,11 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::support::{Agent, BINARY, until};
-
-pub fn root() -> bool {
-    rustix::process::geteuid().is_root()
-}
+use crate::support::{Agent, BINARY, root, until};
 
 pub fn wait(agent: &mut Agent) -> ExitStatus {
     let deadline = Instant::now() + Duration::from_secs(15);

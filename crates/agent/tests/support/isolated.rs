@@ -6,15 +6,11 @@ use std::os::unix::fs::{MetadataExt, symlink};
 
 use serde_json::{Value, json};
 
-use crate::support::{Agent, Answer, form, until};
-
-fn root() -> bool {
-    rustix::process::geteuid().is_root()
-}
+use crate::support::{Agent, Answer, form, root, until};
 
 /// An agent with a directory that sessions may have: `space`.
-struct Host {
-    agent: Agent,
+pub struct Host {
+    pub agent: Agent,
     dir: tempfile::TempDir,
 }
 
@@ -27,16 +23,16 @@ impl std::ops::Deref for Host {
 }
 
 impl Host {
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    pub fn path(&self, name: &str) -> std::path::PathBuf {
         self.dir.path().join(name)
     }
 }
 
-fn agent(more: &str) -> Host {
+pub fn agent(more: &str) -> Host {
     agent_with(more, &[])
 }
 
-fn agent_with(more: &str, args: &[&str]) -> Host {
+pub fn agent_with(more: &str, args: &[&str]) -> Host {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("isolation.toml");
     let space = dir.path().join("space");
@@ -51,17 +47,17 @@ fn agent_with(more: &str, args: &[&str]) -> Host {
     Host { agent, dir }
 }
 
-fn create(agent: &Agent, body: &Value) -> String {
+pub fn create(agent: &Agent, body: &Value) -> String {
     let answer = agent.post("/v1/isolated/session", body);
     assert_eq!(answer.status, 201, "{}", answer.text());
     answer.json()["session_id"].as_str().unwrap().to_owned()
 }
 
-fn space(agent: &Host, mode: &str) -> Value {
+pub fn space(agent: &Host, mode: &str) -> Value {
     json!({ "workspace": { "path": agent.path("space"), "mode": mode } })
 }
 
-fn run(agent: &Agent, id: &str, code: &str) -> Answer {
+pub fn run(agent: &Agent, id: &str, code: &str) -> Answer {
     run_with(agent, id, &json!({ "code": code }))
 }
 
@@ -72,7 +68,7 @@ fn run_with(agent: &Agent, id: &str, body: &Value) -> Answer {
 }
 
 /// The output lines of a stream.
-fn lines(answer: &Answer) -> Vec<String> {
+pub fn lines(answer: &Answer) -> Vec<String> {
     events(answer)
         .iter()
         .filter(|e| e["type"] == "stdout")
@@ -383,6 +379,16 @@ fn only_what_is_allowed_can_be_mounted() {
         let answer = post(&body);
         assert_eq!((answer.status, answer.json()["code"].as_str().unwrap()), (400, code), "{body}");
     }
+    // Over what is the session's own, also by a link of the box.
+    symlink("/proc", agent.path("to-proc")).unwrap();
+    for dest in
+        ["/run".into(), "/run/.execd".into(), "/proc".into(), "/proc/x".into(), agent.path("to-proc/x")]
+    {
+        let bind: std::path::PathBuf = dest;
+        let answer = post(&json!({ "workspace": { "path": agent.path("space") },
+            "binds": [{ "source": agent.path("space/data"), "dest": bind }] }));
+        assert_eq!((answer.status, &answer.json()["code"]), (400, &json!("RUNTIME_ERROR")), "{bind:?}");
+    }
     let (data, target) = (agent.path("space/data"), agent.path("mounted"));
     let body = json!({ "workspace": { "path": agent.path("space/w"), "mode": "rw" }, "profile": "balanced",
         "binds": [{ "source": data, "dest": target, "readonly": true }, { "source": data, "dest": "/run/rw" }],
@@ -509,96 +515,4 @@ fn a_user_namespace_knows_only_the_sessions_user() {
         lines(&run(&agent, &id, "id -u; id -g; cat /proc/self/uid_map | tr -s ' '; touch f; stat -c %u f"));
     assert_eq!(seen, ["1234", "1235", " 1234 0 1", "1234"]);
     assert_eq!(fs::metadata(agent.path("space/f")).unwrap().uid(), 0);
-}
-
-#[test]
-fn a_hardened_box_reduces_its_commands() {
-    if !root() {
-        return;
-    }
-    let more = "[hardening]\nenabled = true\n[ebpf]\nenabled = true\n";
-    let agent = agent(more);
-    let status =
-        "grep -E '^(CapEff|CapBnd|NoNew|Seccomp:)' /proc/self/status; unshare -m true; mount -t tmpfs t /mnt";
-    let text = agent.shell(status).text();
-    for wanted in [
-        "CapEff:\\t0000000000000000",
-        "CapBnd:\\t0000000000000000",
-        "NoNewPrivs:\\t1",
-        "Seccomp:\\t2",
-        "not permitted",
-    ] {
-        assert!(text.contains(wanted), "{wanted} in {text}");
-    }
-    let user = agent.post("/command", &json!({ "command": status, "uid": 1234 })).text();
-    assert!(user.contains("CapBnd:\\t0000000000000000") && user.contains("Seccomp:\\t2"), "{user}");
-    let hardening = agent.get("/v1/isolated/capabilities").json()["hardening"].clone();
-    for layer in ["cap_drop", "seccomp"] {
-        assert_eq!(hardening[layer]["state"], "degraded");
-        assert!(hardening[layer]["message"].as_str().unwrap().contains("EXECD_INIT"));
-    }
-    assert_eq!(hardening["ebpf"]["state"], "unsupported");
-    let id = create(&agent, &space(&agent, "rw"));
-    assert_eq!(lines(&run(&agent, &id, "grep CapEff /proc/self/status")), ["CapEff:\t0000000000000000"]);
-}
-
-#[test]
-fn what_is_kept_and_denied_is_configured() {
-    if !root() {
-        return;
-    }
-    let more = "[hardening]\nenabled = true\nkeep_capabilities = [\"CAP_NET_RAW\"]\n[seccomp]\ndeny = [\"mkdir\", \"mkdirat\"]\n";
-    let agent = agent_with(more, &["--init", "--", "sh", "-c", "cat /proc/self/status > status; sleep 1000"]);
-    let status = "grep -E '^(CapEff|CapBnd|Seccomp:)' /proc/self/status; mkdir d || echo refused";
-    for body in [json!({ "command": status }), json!({ "command": status, "uid": 1234 })] {
-        let text = agent.post("/command", &body).text();
-        for wanted in [
-            "CapEff:\\t0000000000002000",
-            "CapBnd:\\t0000000000002000",
-            "Seccomp:\\t2",
-            "refused",
-            "not permitted",
-        ] {
-            assert!(text.contains(wanted), "{wanted} in {text}");
-        }
-    }
-    let hardening = agent.get("/v1/isolated/capabilities").json()["hardening"].clone();
-    assert_eq!(hardening["init_mode"], "subreaper");
-    assert_eq!(
-        (&hardening["cap_drop"]["state"], &hardening["seccomp"]["state"]),
-        (&json!("active"), &json!("active"))
-    );
-}
-
-#[test]
-fn landlock_confines_writes() {
-    if !root() {
-        return;
-    }
-    let agent = agent("[landlock]\nenabled = true\n");
-    if agent.get("/v1/isolated/capabilities").json()["hardening"]["landlock"]["state"] == "unsupported" {
-        return;
-    }
-    let code = format!(
-        "touch /tmp/landlock-$$ && rm /tmp/landlock-$$ && echo tmp; cat /etc/passwd > /dev/null && echo read; echo >> /etc/passwd || echo kept; cp /bin/true {0}/t && {0}/t && echo ran",
-        agent.path("space").display()
-    );
-    let text = agent.shell(&code).text();
-    for wanted in ["\"tmp\"", "\"read\"", "\"kept\"", "\"ran\""] {
-        assert!(text.contains(wanted), "{wanted} in {text}");
-    }
-}
-
-#[test]
-fn a_broken_isolation_file_stops_the_agent() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("x.toml");
-    fs::write(&file, "[hardening]\nenabled = maybe").unwrap();
-    let port = crate::support::free_port().to_string();
-    let done = std::process::Command::new(crate::support::BINARY)
-        .args(["--port", &port, "--isolation-config", file.to_str().unwrap()])
-        .output()
-        .unwrap();
-    assert!(!done.status.success());
-    assert!(String::from_utf8_lossy(&done.stderr).contains("isolation configuration"));
 }

@@ -8,6 +8,33 @@ use std::time::{Duration, Instant};
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_sandglass-agent");
 
+/// How the stream of every run begins.
+pub const HEAD: &str = "{\"type\":\"init\",\"text\":\"ID\",\"timestamp\":T}\n{\"type\":\"ping\",\"text\":\"pong\",\"timestamp\":T}\n";
+/// How the stream of a run that succeeded ends.
+pub const DONE: &str = "{\"type\":\"execution_complete\",\"timestamp\":T}\n";
+
+/// An output line's event.
+pub fn out(text: &str) -> String {
+    format!("{{\"type\":\"stdout\",\"text\":\"{text}\",\"timestamp\":T}}\n")
+}
+
+/// The end of a run that did not succeed.
+pub fn failed(value: &str, trace: &str) -> String {
+    format!(
+        "{{\"type\":\"error\",\"timestamp\":T,\"error\":{{\"ename\":\"CommandExecError\",\"evalue\":\"{value}\",\"traceback\":[\"{trace}\"]}}}}\n"
+    )
+}
+
+/// Whether this is root; says so where it is not, and fails where nothing may be left out.
+pub fn root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        assert!(std::env::var_os("CI").is_none(), "these tests need root");
+        eprintln!("SKIPPED in part: not root");
+    }
+    root
+}
+
 pub struct Agent {
     pub child: Child,
     pub port: u16,

@@ -12,11 +12,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::support::{Agent, BINARY, until};
-
-fn root() -> bool {
-    rustix::process::geteuid().is_root()
-}
+use crate::support::{Agent, BINARY, root, until};
 
 fn resident_kib(agent: &Agent) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.child.id())).unwrap();

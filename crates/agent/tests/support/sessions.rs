@@ -7,20 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::{Agent, Answer, BINARY, until};
-
-const HEAD: &str = "{\"type\":\"init\",\"text\":\"ID\",\"timestamp\":T}\n{\"type\":\"ping\",\"text\":\"pong\",\"timestamp\":T}\n";
-const DONE: &str = "{\"type\":\"execution_complete\",\"timestamp\":T}\n";
-
-fn out(text: &str) -> String {
-    format!("{{\"type\":\"stdout\",\"text\":\"{text}\",\"timestamp\":T}}\n")
-}
-
-fn failed(value: &str, trace: &str) -> String {
-    format!(
-        "{{\"type\":\"error\",\"timestamp\":T,\"error\":{{\"ename\":\"CommandExecError\",\"evalue\":\"{value}\",\"traceback\":[\"{trace}\"]}}}}\n"
-    )
-}
+use crate::support::{Agent, Answer, BINARY, DONE, HEAD, failed, out, until};
 
 struct Session<'a> {
     agent: &'a Agent,
@@ -154,10 +141,11 @@ fn nothing_a_user_does_confuses_the_frame() {
     // The shell was replaced, with the options of the last complete run.
     assert_eq!(s.run("false"), failed("1", "exit status 1"));
     s.prints("echo \"$-\" | grep -c e; set +e", &["1"]);
-    s.prints("(sleep 0.2; echo late) & disown", &[]);
-    s.prints("sleep 0.4; echo now", &["late", "now"]);
-    s.prints("(sleep 0.1; echo late) & disown", &[]);
-    std::thread::sleep(Duration::from_millis(400));
+    s.prints("(until test -e go; do sleep 0.02; done; echo late; echo > said) & disown", &[]);
+    s.prints("echo > go; until test -e said; do sleep 0.02; done; echo now", &["late", "now"]);
+    s.prints("(until test -e go2; do sleep 0.02; done; echo late; echo > said2) & disown", &[]);
+    std::fs::write(agent.path("go2"), "").unwrap();
+    until(|| agent.path("said2").exists().then_some(()));
     s.prints("echo now", &["now"]);
 }
 
@@ -398,4 +386,19 @@ fn without_a_shell_a_session_says_so() {
     let s = session(&agent);
     let told = "no shell (bash or sh) in this image";
     assert_eq!(s.run("true"), failed(told, told));
+}
+
+#[test]
+fn blank_lines_without_end_keep_nobody_from_anything() {
+    let agent = Agent::start();
+    let id = agent.post("/session", &json!({})).json()["session_id"].as_str().unwrap().to_owned();
+    let run = |body: Value| agent.post(&format!("/session/{id}/run"), &body).golden();
+    let killed = failed("-1", "signal: killed");
+    assert!(run(json!({ "command": "yes ''", "timeout": 500 })).ends_with(&killed));
+    // What stays behind writes on while nobody runs anything.
+    assert!(run(json!({ "command": "yes '' & yes '' & echo $! > left; jobs -p > jobs" })).ends_with(DONE));
+    for _ in 0..20 {
+        assert_eq!(agent.get("/ping").status, 200);
+    }
+    assert!(run(json!({ "command": "kill $(cat jobs); echo over" })).contains(&out("over")));
 }

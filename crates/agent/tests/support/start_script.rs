@@ -90,6 +90,10 @@ fn clone3_can_be_made_to_look_absent() {
         let text = agent.shell("grep Seccomp: /proc/self/status").text();
         assert!(text.contains("Seccomp:\\t2"), "{text}");
     }
-    let mut refused = Command::new(BINARY).env("EXECD_CLONE3_COMPAT", "maybe").spawn().unwrap();
-    assert!(!refused.wait().unwrap().success());
+    let port = crate::support::free_port().to_string();
+    let mut refused = Command::new("timeout");
+    refused.args(["20", BINARY, "--port", &port]).env("EXECD_CLONE3_COMPAT", "maybe");
+    let refused = refused.output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("EXECD_CLONE3_COMPAT"));
 }

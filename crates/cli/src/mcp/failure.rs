@@ -47,6 +47,17 @@ impl Failure {
         &self.code
     }
 
+    /// Whether there is no such thing.
+    pub fn is_absent(&self) -> bool {
+        self.status == Some(404)
+    }
+
+    /// Whether asking again may help.
+    pub fn may_pass(&self) -> bool {
+        self.status.is_some_and(|status| status >= 500)
+            || matches!(self.code.as_str(), "UNREACHABLE" | "INTERRUPTED")
+    }
+
     /// The text.
     pub fn message(&self) -> &str {
         &self.message

@@ -52,19 +52,24 @@ pub async fn create(call: Call, arguments: SandboxCreate) -> Result<SandboxReady
     let id = sandbox.id().to_owned();
     call.session().created(&id);
     let ready = async {
-        if wait { readiness::wait(&call, sandbox, patience, &mut reporter).await.map(Some) } else { Ok(None) }
+        if wait {
+            readiness::wait(&call, sandbox, patience, &mut reporter).await
+        } else {
+            Ok(Readiness::NotYet(sandbox))
+        }
     };
     let outcome = tokio::select! {
         outcome = ready => outcome,
         () = call.cancelled() => Err(Failure::cancelled()),
     };
     match outcome {
-        Ok(Some(Readiness::Over(sandbox))) => {
+        Ok(Readiness::Over(sandbox)) => {
             discard(&call, &id).await;
             let why = readiness::describe(&sandbox);
             Err(Failure::new("SANDBOX_DID_NOT_START", format!("the sandbox did not start: {why}")))
         }
-        Ok(found) => told(&call, &id, matches!(found, Some(Readiness::Ready(_)))).await,
+        Ok(Readiness::Ready(known)) => Ok(told(&call, known, true).await),
+        Ok(Readiness::NotYet(known)) => Ok(told(&call, known, false).await),
         Err(failure) => {
             discard(&call, &id).await;
             Err(failure)
@@ -92,9 +97,10 @@ async fn discard(call: &Call, id: &str) {
     }
 }
 
-async fn told(call: &Call, id: &str, ready: bool) -> Result<SandboxReady, Failure> {
-    let sandbox = call.client().get(id).await?;
-    Ok(SandboxReady { sandbox_id: id.to_owned(), ready, info: SandboxInfo::of(&sandbox) })
+/// The answer to a create tells less than a look; but a sandbox that was made is told of in any case.
+async fn told(call: &Call, known: Sandbox, ready: bool) -> SandboxReady {
+    let sandbox = call.client().get(known.id()).await.unwrap_or(known);
+    SandboxReady { sandbox_id: sandbox.id().to_owned(), ready, info: SandboxInfo::of(&sandbox) }
 }
 
 /// The API's create request.
@@ -170,8 +176,11 @@ pub async fn connect(call: Call, arguments: SandboxConnect) -> Result<SandboxRea
 pub async fn kill(call: Call, arguments: SandboxOnly) -> Result<Done, Failure> {
     let id = arguments.sandbox_id.as_str();
     let request = call.client().request(Method::DELETE, &["sandboxes", id])?;
-    call.client().send(request.timeout(ABANDONED)).await?;
-    call.session().removed(id);
+    let sent = call.client().send(request.timeout(ABANDONED)).await.map_err(Failure::from);
+    if sent.as_ref().map_or_else(Failure::is_absent, |_| true) {
+        call.session().removed(id);
+    }
+    sent?;
     Ok(Done { status: "killed" })
 }
 

@@ -38,7 +38,10 @@ pub async fn run(call: Call, arguments: CommandRun) -> Result<Execution, Failure
     let limit = size(arguments.max_output_bytes);
     // Not given up when the call is: the command may have been started, and can be interrupted once it is known.
     let Ok(started) = timeout(STARTING, agent.run(&body)).await else {
-        return Err(Failure::new("NO_ANSWER", "the sandbox's agent did not start the command in time"));
+        return Err(Failure::new(
+            "NO_ANSWER",
+            "the sandbox's agent did not say in time that it started the command; it may be running",
+        ));
     };
     let mut following = Following {
         agent: &agent,

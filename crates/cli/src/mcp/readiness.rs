@@ -48,7 +48,12 @@ pub async fn wait(
         }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
-        sandbox = call.client().get(&id).await?;
+        match call.client().get(&id).await.map_err(Failure::from) {
+            Ok(seen) => sandbox = seen,
+            // The server may be starting again; the deadline ends this.
+            Err(failure) if failure.may_pass() => {}
+            Err(failure) => return Err(failure),
+        }
     }
 }
 

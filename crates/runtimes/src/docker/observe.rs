@@ -52,8 +52,8 @@ pub(super) struct Memory(Mutex<Remembered>);
 struct Remembered {
     /// By the engine's own id.
     containers: HashMap<String, Container>,
-    /// By the same: what the agents of ended containers said about their hooks, which will not change.
-    complaints: HashMap<String, Option<String>>,
+    /// What the agents of ended boxes said about their hooks, which will not change.
+    complaints: HashMap<SandboxId, Option<String>>,
     /// When a box was last frozen or thawed: the one change that the engine does not date.
     turned: HashMap<SandboxId, Timestamp>,
     /// Boxes that this process is removing, with how many times at once.
@@ -94,6 +94,7 @@ impl Memory {
     pub(super) fn forget(&self, id: SandboxId, revision: u64) {
         let mut remembered = self.lock();
         remembered.turned.remove(&id);
+        remembered.complaints.remove(&id);
         if remembered.gone.len() >= MOST_GONE {
             // No look takes as long as that many removals.
             remembered.gone.clear();
@@ -229,7 +230,7 @@ impl Shared {
         }
         let changed = self.side_facts.read(parsed.id);
         let mut observed = self.assemble(parsed, container, sidecar.as_ref(), changed, revision);
-        self.explain(container, &mut observed).await;
+        self.explain(&mut observed).await;
         Ok(Some(observed))
     }
 
@@ -258,7 +259,7 @@ impl Shared {
             let sidecar = container.joined().and_then(|key| sidecars.get(key));
             let changed = changed.remove(&parsed.id).unwrap_or_default();
             let mut seen = self.assemble(parsed, &container, sidecar, changed, revision);
-            self.explain(&container, &mut seen).await;
+            self.explain(&mut seen).await;
             observed.push(seen);
         }
         Ok(observed)
@@ -266,25 +267,24 @@ impl Shared {
 
     fn keep_remembered(&self, listed: &[Container]) {
         let there: HashSet<&str> = listed.iter().map(|c| c.key.as_str()).collect();
-        let mut remembered = self.memory.lock();
-        remembered.containers.retain(|key, _| there.contains(key.as_str()));
-        remembered.complaints.retain(|key, _| there.contains(key.as_str()));
+        self.memory.lock().containers.retain(|key, _| there.contains(key.as_str()));
     }
 
     /// The engine tells only the exit code of a box whose hook failed; its agent said more.
-    async fn explain(&self, container: &Container, observed: &mut Observation) {
+    async fn explain(&self, observed: &mut Observation) {
         let Condition::Exited(exit) = &mut observed.condition else { return };
         let asked = observed.spec.hooks.pre_start.is_some();
         if !asked || exit.cause != ExitCause::Exited || exit.code == Some(0) {
             return;
         }
-        let known = self.memory.lock().complaints.get(&container.key).cloned();
+        let known = self.memory.lock().complaints.get(&observed.id).cloned();
         let complaint = match known {
             Some(known) => known,
             None => {
-                let words = self.last_words(observed.id).await;
+                // Not remembered: the next look asks again.
+                let Ok(words) = self.last_words(observed.id).await else { return };
                 let said = start::agent_complaint(&words).filter(|said| start::is_of_hook(said));
-                self.memory.lock().complaints.insert(container.key.clone(), said.clone());
+                self.memory.lock().complaints.insert(observed.id, said.clone());
                 said
             }
         };

@@ -13,7 +13,7 @@ use std::{
 };
 
 use sandglass_sandbox::{SandboxId, SnapshotId, ports::runtime::RuntimeError};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
 use super::{Shared, container::Status, errors::failed};
@@ -26,6 +26,8 @@ const FORGOTTEN: Duration = Duration::from_secs(300);
 /// An engine may take so long until it freezes the box: what is seen of an inherited commit before that says nothing.
 const UNTIL_FROZEN: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Pause after a thaw that failed.
+const THAW_AGAIN: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy)]
 struct Entry {
@@ -122,8 +124,14 @@ impl Saves {
         }
     }
 
-    fn inherited(&self) -> Vec<SandboxId> {
-        self.lock().iter().filter(|(_, entry)| entry.inherited.is_some()).map(|(id, _)| *id).collect()
+    fn inherited(&self) -> Vec<(SandboxId, Instant)> {
+        self.lock().iter().filter_map(|(id, entry)| Some((*id, entry.inherited?))).collect()
+    }
+
+    /// Whether nobody will thaw the box any more.
+    fn is_forgotten(&self, id: SandboxId, now: Instant) -> bool {
+        let inherited = self.lock().get(&id).and_then(|entry| entry.inherited);
+        inherited.is_some_and(|since| now.duration_since(since) >= FORGOTTEN)
     }
 
     fn note(&self, id: SandboxId) -> PathBuf {
@@ -168,26 +176,41 @@ impl Shared {
         Ok(())
     }
 
-    /// Thaws the boxes whose commits the engine has forgotten. Ends when there are none.
+    /// Thaws the boxes whose commits the engine has forgotten. Ends when there are none: an engine that forgets another one has ended in
+    /// between, and this begins again when it is back.
     pub(super) async fn thaw_forgotten(&self) {
-        if self.saves.inherited().is_empty() {
-            return;
-        }
-        sleep(FORGOTTEN).await;
-        for id in self.saves.inherited() {
-            let _alone = self.locks.lock(id).await;
-            let Ok(Some(container)) = self.find(id).await else { continue };
-            if container.status == Status::Paused && self.saves.has(id) {
-                info!(sandbox = %id, "thawing it: whoever froze it to save it has ended");
-                let key = container.key.as_str();
-                let thawed = self.client.call(|docker| async move { docker.unpause_container(key).await });
-                if let Err(error) = thawed.await {
-                    warn!(sandbox = %id, %error, "it stays frozen");
+        while let Some(oldest) = self.saves.inherited().into_iter().map(|(_, since)| since).min() {
+            sleep_until((oldest + FORGOTTEN).max(Instant::now() + THAW_AGAIN)).await;
+            for (id, _) in self.saves.inherited() {
+                if !self.saves.is_forgotten(id, Instant::now()) {
                     continue;
                 }
+                let _alone = self.locks.lock(id).await;
+                // Whoever held the lock may have ended the entry, or left a new one.
+                if self.saves.is_forgotten(id, Instant::now()) {
+                    self.thaw_saved(id).await;
+                }
             }
-            self.saves.seen_unfrozen(id, Instant::now());
         }
+    }
+
+    /// With the box's lock held.
+    async fn thaw_saved(&self, id: SandboxId) {
+        let container = match self.find(id).await {
+            Ok(Some(container)) => container,
+            Ok(None) => return self.saves.forget(id),
+            Err(_) => return,
+        };
+        if container.status == Status::Paused {
+            info!(sandbox = %id, "thawing it: whoever froze it to save it has ended");
+            let key = container.key.as_str();
+            let thawed = self.client.call(|docker| async move { docker.unpause_container(key).await });
+            if let Err(error) = thawed.await {
+                warn!(sandbox = %id, %error, "it stays frozen for now");
+                return;
+            }
+        }
+        self.saves.forget(id);
     }
 }
 
@@ -214,6 +237,7 @@ mod tests {
         let next = Saves::open(dir.path().join("saving")).unwrap();
         assert!(next.has(cut) && !next.has(ended));
         assert_eq!((next.source(of_cut), next.source(of_ended)), (Some(cut), None));
+        assert!(!next.is_forgotten(cut, later()) && next.is_forgotten(cut, later() + FORGOTTEN));
         next.seen_unfrozen(cut, Instant::now());
         assert!(next.has(cut), "the engine freezes a moment after it was asked");
         next.seen_unfrozen(cut, later());

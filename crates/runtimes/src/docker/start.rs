@@ -442,7 +442,7 @@ impl Shared {
         let observed =
             observed.ok_or_else(|| failed("start", "the container was removed while it started"))?;
         let Condition::Exited(exit) = &observed.condition else { return Ok(observed) };
-        let words = self.last_words(id).await;
+        let words = self.last_words(id).await.unwrap_or_default();
         match (exit.code, agent_complaint(&words)) {
             // The observation tells about it: the box was started, and its own program was not.
             (_, Some(complaint)) if is_of_hook(&complaint) => Ok(observed),
@@ -452,7 +452,7 @@ impl Shared {
         }
     }
 
-    pub(super) async fn last_words(&self, id: SandboxId) -> Vec<String> {
+    pub(super) async fn last_words(&self, id: SandboxId) -> Result<Vec<String>, Failure> {
         use bollard::query_parameters::LogsOptions;
         let name = &container_name(id);
         let options = LogsOptions { stderr: true, tail: "20".to_owned(), ..LogsOptions::default() };
@@ -464,7 +464,7 @@ impl Shared {
             }
             Ok(lines)
         });
-        read.await.unwrap_or_default()
+        read.await
     }
 }
 

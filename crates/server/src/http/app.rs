@@ -163,7 +163,8 @@ impl App {
         let Reach::Addressable(address) = target.reach else { return None };
         let port = target.mapped.map_or(AGENT_PORT, |mapped| mapped.agent);
         let at = SocketAddr::new(address, port);
-        Some((self.agents.of(entry.id, at).await, self.agents.readiness(entry.id, at).await))
+        let known = self.agents.of(entry.id, at).await;
+        Some((known, Agents::readiness(known, at).await))
     }
 
     /// Whether the runtime would take this sandbox, asked before anything is accepted.

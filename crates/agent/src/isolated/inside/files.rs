@@ -36,8 +36,10 @@ pub(super) fn hold(line: OwnedFd, plan: &Plan, init: i32) -> ExitCode {
             .enable_all()
             .max_blocking_threads(4)
             .thread_stack_size(512 << 10)
-            .thread_keep_alive(std::time::Duration::from_secs(5))
+            .thread_keep_alive(crate::init::FOREVER)
             .build()?;
+        // As in the agent: with no thread at all the runtime would panic, and the session would be gone.
+        drop(runtime.spawn_blocking(|| ()));
         let lived = runtime.block_on(live(line, plan, init));
         runtime.shutdown_background();
         lived

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, chown};
+use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,12 +22,10 @@ use crate::accounts::Identity;
 use crate::hardening::{self, Floor};
 use crate::init::reap::{Exit, Reaper};
 use crate::init::spawn::Launch;
-use crate::isolated::plan::Plan;
+use crate::isolated::plan::{PIPES, Plan};
 use crate::isolated::wire::{Channel, How, Order, Report};
 use crate::kernel;
 
-/// Scripts, orders and output pipes; in the session's own `/run`.
-pub(super) const PIPES: &str = "/run/.execd";
 /// How long a run that was asked to end may take.
 const GRACE: Duration = Duration::from_secs(1);
 /// Of what the shell says; longer is not from our loop.
@@ -53,6 +51,7 @@ pub(super) fn run(control: &OwnedFd, plan: &Plan) -> io::Result<()> {
 /// A run that the shell is busy with.
 struct Current {
     id: String,
+    how: How,
     /// Held so that the reader sees no end before the shell has opened its own.
     output: File,
     spare: File,
@@ -143,7 +142,7 @@ impl<'a> Init<'a> {
     }
 
     async fn start_run(&mut self, id: String, how: How, script: OwnedFd) -> io::Result<()> {
-        let prepared = self.prepare_run(&id, script);
+        let prepared = self.prepare_run(&id, how, script);
         let (reader, current) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
@@ -162,20 +161,21 @@ impl<'a> Init<'a> {
         self.next.write_all(format!("{id} {word}\n").as_bytes())
     }
 
-    fn prepare_run(&self, id: &str, script: OwnedFd) -> io::Result<(OwnedFd, Current)> {
+    fn prepare_run(&self, id: &str, how: How, script: OwnedFd) -> io::Result<(OwnedFd, Current)> {
         let file = path(id);
         let mut copy = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
         io::copy(&mut File::from(script), &mut copy)?;
-        give(self.plan, &file)?;
+        give(self.plan, &copy)?;
         let spare = both_ends(self.plan, &path(&format!("{id}.spare")))?;
         let out = path(&format!("{id}.out"));
-        make_pipe(self.plan, &out)?;
-        let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
+        make_pipe(&out)?;
+        let flags = OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let reader = open(&out, OFlags::RDONLY | flags, Mode::empty())?;
         let output = File::from(open(&out, OFlags::WRONLY | flags, Mode::empty())?);
+        give(self.plan, &output)?;
         // Refused beyond the user's pipe budget; the default size works too.
         let _ = rustix::pipe::fcntl_setpipe_size(&output, OUTPUT);
-        Ok((reader, Current { id: id.to_owned(), output, spare, spare_pid: None }))
+        Ok((reader, Current { id: id.to_owned(), how, output, spare, spare_pid: None }))
     }
 
     /// Reads everything that the shell has said so far.
@@ -209,15 +209,19 @@ impl<'a> Init<'a> {
         let words: Vec<&str> = line.split(' ').collect();
         let [word, id, number] = words[..] else { return Ok(()) };
         let Ok(number) = number.parse::<i32>() else { return Ok(()) };
-        // Whoever speaks of a run has got past its own pipe.
-        self.forget_told();
+        let shell = self.shell.pid;
         let running = self.current.as_mut().filter(|current| current.id == id);
         match (word, running) {
-            ("spare", Some(current)) => {
+            // The loop says these two before user code of the run exists; what user code says later counts for nothing.
+            ("spare", Some(current)) if current.spare_pid.is_none() && number > 1 => {
                 current.spare_pid = Some(number);
+                self.forget_told();
                 Ok(())
             }
-            ("away", Some(_)) => self.went_away(number).await,
+            ("away", Some(current)) if current.how == How::Background && number != shell => {
+                self.forget_told();
+                self.went_away(number).await
+            }
             ("ended", Some(_)) => self.ended(id, number, None).await,
             ("ended", None) if self.away.contains_key(id) => self.ended(id, number, None).await,
             _ => Ok(()),
@@ -246,6 +250,8 @@ impl<'a> Init<'a> {
             self.fresh = 0;
             // The copy is not needed: it ends by itself.
             let _ = current.spare.write_all(b"no\n");
+            // Before the pipe closes: who finds it by then would wait for a writer for ever.
+            self.remove_files(id);
         }
         self.away.remove(id);
         self.remove_files(id);
@@ -253,7 +259,7 @@ impl<'a> Init<'a> {
         self.control.send(&Report::Ended { id: id.to_owned(), code, reason }, None).await
     }
 
-    /// The copy has read what it was told, or will find that there is nothing.
+    /// Called when the shell begins a run: the copy that it was has read what it was told.
     fn forget_told(&mut self) {
         if let Some((path, pipe)) = self.told.take() {
             let _ = fs::remove_file(path);
@@ -398,15 +404,18 @@ fn path(name: &str) -> PathBuf {
 
 /// A named pipe that its maker holds at both ends, so that neither opening it nor its end depends on anybody else.
 fn both_ends(plan: &Plan, place: &Path) -> io::Result<File> {
-    make_pipe(plan, place)?;
-    Ok(File::from(open(place, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?))
+    make_pipe(place)?;
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let pipe = File::from(open(place, flags, Mode::empty())?);
+    give(plan, &pipe)?;
+    Ok(pipe)
 }
 
-fn make_pipe(plan: &Plan, place: &Path) -> io::Result<()> {
-    mknodat(CWD, place, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-    give(plan, place)
+fn make_pipe(place: &Path) -> io::Result<()> {
+    Ok(mknodat(CWD, place, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?)
 }
 
-fn give(plan: &Plan, place: &Path) -> io::Result<()> {
-    chown(place, Some(plan.uid), Some(plan.gid))
+/// By descriptor: the directory is the user's, who may put a link in the file's place.
+fn give(plan: &Plan, file: &File) -> io::Result<()> {
+    fchown(file, Some(plan.uid), Some(plan.gid))
 }

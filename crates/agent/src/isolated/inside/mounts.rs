@@ -21,8 +21,7 @@ use rustix::mount::{
 use rustix::process::{chdir, fchdir, pivot_root};
 
 use super::during;
-use super::init::PIPES;
-use crate::isolated::plan::{Access, Plan, View};
+use crate::isolated::plan::{Access, PIPES, Plan, View};
 use crate::kernel;
 
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
@@ -33,13 +32,17 @@ const LINKS: [(&str, &str); 5] = [
     ("/proc/self/fd/2", "/dev/stderr"),
     ("pts/ptmx", "/dev/ptmx"),
 ];
-/// A fresh `/proc` shows the kernel's own settings; to the box's root they may be writable.
+/// A fresh `/proc` shows the kernel's own settings; to the box's root they may be writable. At least what boxes of the embedded runtime
+/// do not see (`crates/shim/src/launch/mounts.rs`).
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-const MASKED: [&str; 7] = [
+const MASKED: [&str; 10] = [
     "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
     "/proc/kcore",
     "/proc/keys",
     "/proc/latency_stats",
+    "/proc/sched_debug",
     "/proc/scsi",
     "/proc/timer_list",
     "/proc/timer_stats",
