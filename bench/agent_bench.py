@@ -23,6 +23,9 @@ from pathlib import Path
 
 from measure import Api, Recorder, machine, now_ms, status_kib
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
+from stack import Stack, free_port  # noqa: E402
+
 ORDER = ("start", "true", "exit_to_end", "lines", "transfer", "pty", "kernel", "sandbox")
 HERE = Path(__file__).parent
 MIB = 1 << 20
@@ -42,12 +45,6 @@ int main(void) {
     _exit(0);
 }
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def build(source, target):
@@ -328,9 +325,6 @@ class Bench(Recorder):
         if self.options.without_sandbox or "SANDGLASS_BIN" not in os.environ:
             print("no server")
             return
-        sys.path.insert(0, str(HERE.parent / "e2e"))
-        from stack import Stack
-
         stack = Stack()
         try:
             stack.start()

@@ -103,18 +103,25 @@ def test_contexts_share_nothing(codes):
         codes.get_context(one.id)
 
 
-def test_an_interrupt_ends_the_code_and_the_context_goes_on(codes):
-    context = codes.create_context("python")
-    check(codes.run("kept = 5", context=context))
+def running(codes, context):
+    """Code that would run for a minute, once it has begun: its thread, and where its outcome will be."""
     begun, seen = threading.Event(), {}
 
     def run():
         handlers = ExecutionHandlersSync(on_stdout=lambda _: begun.set())
         seen["done"] = codes.run("print('begun', flush=True)\nimport time\ntime.sleep(60)", context=context, handlers=handlers)
 
-    runner = threading.Thread(target=run)
+    # A failed test must not wait for it.
+    runner = threading.Thread(target=run, daemon=True)
     runner.start()
     assert begun.wait(30)
+    return runner, seen
+
+
+def test_an_interrupt_ends_the_code_and_the_context_goes_on(codes):
+    context = codes.create_context("python")
+    check(codes.run("kept = 5", context=context))
+    runner, seen = running(codes, context)
     codes.interrupt(context.id)
     runner.join(30)
     assert not runner.is_alive()
@@ -125,15 +132,7 @@ def test_an_interrupt_ends_the_code_and_the_context_goes_on(codes):
 def test_a_killed_kernel_is_told_of_and_replaced(codes, sandbox):
     context = codes.create_context("python")
     pid = values(check(codes.run("kept = 1\nimport os\nos.getpid()", context=context)))[0]
-    begun, seen = threading.Event(), {}
-
-    def run():
-        handlers = ExecutionHandlersSync(on_stdout=lambda _: begun.set())
-        seen["done"] = codes.run("print('begun', flush=True)\nimport time\ntime.sleep(60)", context=context, handlers=handlers)
-
-    runner = threading.Thread(target=run)
-    runner.start()
-    assert begun.wait(30)
+    runner, seen = running(codes, context)
     assert sandbox.commands.run(f"kill -9 {pid}").exit_code == 0
     runner.join(30)
     assert not runner.is_alive()

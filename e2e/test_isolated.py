@@ -216,8 +216,9 @@ def test_the_asynchronous_client(able, async_config):
                 assert (texts(slow.logs.stdout), texts(quick.logs.stdout)) == (["slow"], ["quick"])
                 await shell.files.write_file("/workspace/async/f", "x", mode=600)
                 assert await shell.files.read_file("/workspace/async/f") == "x"
-                busy = asyncio.create_task(shell.run("sleep 600"))
-                await asyncio.sleep(0.3)
+                busy = asyncio.create_task(shell.run("touch /workspace/async/begun; sleep 600"))
+                while (await sandbox.commands.run("test -e /workspace/async/begun")).exit_code:
+                    await asyncio.sleep(0.05)
             assert (await busy).error.value == "session terminated"
         finally:
             await sandbox.close()
