@@ -15,8 +15,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sandglass-sandbox", &[]),
     ("sandglass-api", &["sandglass-sandbox"]),
     ("sandglass-images", &[]),
-    ("sandglass-shim", &[]),
+    ("sandglass-shim", &["sandglass-netlink"]),
     ("sandglass-proxy", &[]),
+    ("sandglass-netlink", &[]),
+    ("sandglass-egress", &["sandglass-netlink", "sandglass-proxy"]),
     ("sandglass-runtimes", &["sandglass-sandbox", "sandglass-images", "sandglass-shim"]),
     ("sandglass-agent", &["sandglass-api", "sandglass-sandbox", "sandglass-proxy"]),
     (
@@ -67,6 +69,8 @@ const WALLS: &[(&str, &[&str])] = &[
 
 /// Crates that may make system calls; the domain, the wire types and the proxy may not.
 const KERNEL: &[&str] = &[
+    "sandglass-netlink",
+    "sandglass-egress",
     "sandglass-shim",
     "sandglass-agent",
     "sandglass-runtimes",

@@ -31,7 +31,10 @@ use boxes::Boxes;
 use found_images::FoundImages;
 use network::Network;
 
-use crate::{binaries, host_paths::private_dir};
+use crate::{
+    binaries::{self, Binaries},
+    host_paths::private_dir,
+};
 
 /// What the embedded runtime needs to know.
 #[derive(Debug, Clone)]
@@ -59,8 +62,7 @@ pub struct EmbeddedRuntime {
 struct Shared {
     config: EmbeddedConfig,
     sandboxes: PathBuf,
-    agent: PathBuf,
-    shim: PathBuf,
+    binaries: Binaries,
     images: Arc<ImageStore>,
     found: FoundImages,
     network: Network,
@@ -99,8 +101,7 @@ impl EmbeddedRuntime {
         let lock = lock(dir)?;
         let sandboxes = dir.join("sandboxes");
         private_dir(&sandboxes).map_err(|e| failed("create the sandboxes directory", e))?;
-        let (agent, shim) =
-            binaries::unpack(&dir.join("bin")).map_err(|e| failed("unpack the agent and shim", e))?;
+        let binaries = binaries::unpack(&dir.join("bin")).map_err(|e| failed("unpack the programs", e))?;
         let options = StoreOptions {
             insecure_registries: config.insecure_registries.clone(),
             ..StoreOptions::default()
@@ -108,12 +109,11 @@ impl EmbeddedRuntime {
         let images = ImageStore::open_with(&dir.join("images"), options)
             .map_err(|e| RuntimeError::new(RuntimeErrorKind::Failed, "images", e.to_string()))?;
         let network = Network::open(&config)?;
-        let zygote = Zygote::spawn(&shim).map_err(|e| failed("start the shim", e))?;
+        let zygote = Zygote::spawn(&binaries.shim).map_err(|e| failed("start the shim", e))?;
         Ok(Self {
             shared: Arc::new(Shared {
                 sandboxes,
-                agent,
-                shim,
+                binaries,
                 images: Arc::new(images),
                 found: FoundImages::default(),
                 network,
@@ -176,7 +176,7 @@ impl Shared {
         let mut zygote = self.zygote.lock().unwrap_or_else(PoisonError::into_inner);
         if !zygote.is_alive() {
             tracing::warn!("the shim zygote is gone; starting another");
-            *zygote = Arc::new(Zygote::spawn(&self.shim)?);
+            *zygote = Arc::new(Zygote::spawn(&self.binaries.shim)?);
         }
         Ok(zygote.clone())
     }

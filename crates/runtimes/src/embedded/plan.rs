@@ -68,7 +68,7 @@ impl Shared {
                 ..shim::Limits::default()
             },
             process: ProcessSpec {
-                agent: self.agent.clone(),
+                agent: self.binaries.agent.clone(),
                 entrypoint,
                 env: environment(id, &hostname, &image.config, &plan.spec),
                 cwd: non_empty(&image.config.working_dir, "/"),

@@ -1,0 +1,34 @@
+//! The policy: rules for names and addresses, and what decides about each.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// What happens to what matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    Allow,
+    Deny,
+}
+
+/// A decision and the rule that made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    pub action: Action,
+    /// As it was written, with its action (`deny *.example.com`), or `default`.
+    pub rule: String,
+}
+
+/// The rules in force at this moment. Implementations answer from memory.
+pub trait Rules: Send + Sync {
+    /// About a host name: lower case, without a trailing dot.
+    fn name(&self, name: &str) -> Verdict;
+
+    /// About an address by itself, whatever name led to it: its explicit rule, or none.
+    fn address(&self, address: IpAddr) -> Option<Verdict>;
+
+    fn default_action(&self) -> Action;
+
+    /// Every rule for addresses, for those who enforce them in the kernel.
+    fn networks(&self) -> Vec<(Action, IpNet)>;
+}
