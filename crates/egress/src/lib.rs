@@ -5,4 +5,14 @@
 //! only what somebody alive has admitted.
 
 pub mod audit;
+pub mod control;
+mod diagnostics;
+pub mod dns;
+pub mod enforcer;
+pub mod plane;
 pub mod policy;
+pub mod resolved;
+pub mod settings;
+pub mod state;
+pub mod supervisor;
+pub mod worker;
