@@ -9,6 +9,7 @@ pub mod control;
 mod diagnostics;
 pub mod dns;
 pub mod enforcer;
+pub mod outbound;
 pub mod plane;
 pub mod policy;
 pub mod resolved;

@@ -52,6 +52,15 @@ pub enum Admission {
     Denied,
 }
 
+impl Admission {
+    pub fn of(action: Action) -> Self {
+        match action {
+            Action::Allow => Self::Open,
+            Action::Deny => Self::Denied,
+        }
+    }
+}
+
 /// Says what is wrong with rules for those who depend on them, which is the vault.
 pub trait Dependent: Send {
     fn accepts(&self, rules: &dyn Rules) -> Result<(), String>;
@@ -265,9 +274,16 @@ impl Plane {
         if rules.name(name).action == Action::Deny {
             return Ok(Admission::Denied);
         }
-        let timed: Vec<_> = addresses.iter().map(|address| (*address, time)).collect();
-        self.enforcer.admit(&timed)?;
-        self.resolved.record(name, addresses, Moment::now().plus(time))?;
+        if rules.default_action() == Action::Deny {
+            let timed: Vec<_> = addresses.iter().map(|address| (*address, time)).collect();
+            self.enforcer.admit(&timed)?;
+        }
+        if let Err(error) = self.resolved.record(name, addresses, Moment::now().plus(time)) {
+            tell(
+                Level::Warn,
+                format_args!("names that were resolved are not kept for the next worker: {error}"),
+            );
+        }
         Ok(Admission::Open)
     }
 
