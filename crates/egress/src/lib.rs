@@ -6,3 +6,4 @@
 
 pub mod audit;
 pub mod policy;
+pub mod vault;
