@@ -5,5 +5,6 @@
 //! only what somebody alive has admitted.
 
 pub mod audit;
+pub mod intercept;
 pub mod policy;
 pub mod vault;
