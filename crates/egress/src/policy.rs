@@ -49,3 +49,9 @@ pub trait Rules: Send + Sync {
     /// Every rule for addresses, for those who enforce them in the kernel.
     fn networks(&self) -> Vec<(Action, IpNet)>;
 }
+
+/// What names have led to lately, as the DNS gate has seen it.
+pub trait Resolved: Send + Sync {
+    /// Whether an answer for this name, which was allowed, held this address and has not expired.
+    fn leads_to(&self, name: &str, address: IpAddr) -> bool;
+}
