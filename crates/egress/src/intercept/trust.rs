@@ -56,7 +56,7 @@ impl Trust {
     }
 
     /// A client that offers these protocols.
-    pub(super) fn client(&self, protocols: Vec<Vec<u8>>) -> Arc<ClientConfig> {
+    pub(crate) fn client(&self, protocols: Vec<Vec<u8>>) -> Arc<ClientConfig> {
         if self.config.alpn_protocols == protocols {
             return Arc::clone(&self.config);
         }
