@@ -12,7 +12,7 @@ use http::{HeaderMap, Method, StatusCode};
 use subtle::ConstantTimeEq;
 
 use crate::plane::Plane;
-use crate::settings::Secret;
+use crate::vault::Secret;
 
 use answer::Answer;
 

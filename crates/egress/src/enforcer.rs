@@ -2,44 +2,11 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ipnet::IpNet;
-
-use crate::policy::Action;
-use crate::settings::Doh;
-
-/// What the kernel is to enforce, complete.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    pub default: Action,
-    pub networks: Vec<(Action, IpNet)>,
-    pub names: NameGate,
-    /// TCP ports whose connections go to the interceptor.
-    pub intercept: Vec<u16>,
-    /// Addresses that names have led to and that stay open, for so long.
-    pub dynamic: Vec<(IpAddr, Duration)>,
-    pub dns_exempt: Vec<IpAddr>,
-    pub doh: Doh,
-}
-
-/// How far names decide about connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NameGate {
-    /// Not at all: addresses decide alone.
-    Unused,
-    /// Addresses that names led to are open, and what goes there is looked into.
-    Listed,
-    /// Some names are denied and the rest is open: every connection is looked into.
-    Everything,
-}
-
-/// A connection that the kernel tracks: where the sandbox meant it to go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flow {
-    pub address: IpAddr,
-    pub port: u16,
-}
+use crate::firewall::{Connection, Firewall, Plan};
+use crate::intercept::Interceptor;
 
 /// The kernel, as far as we use it.
 pub trait Enforcer: Send {
@@ -49,6 +16,28 @@ pub trait Enforcer: Send {
     /// Opens addresses for a while.
     fn admit(&mut self, addresses: &[(IpAddr, Duration)]) -> io::Result<()>;
 
-    /// Ends the connections that may not stay.
-    fn cut(&mut self, may_stay: &dyn Fn(&Flow) -> bool) -> io::Result<usize>;
+    /// Ends the connections that may not stay, those that go through the interceptor too. The gates ask the new rules already.
+    fn cut(&mut self, may_stay: &dyn Fn(&Connection) -> bool) -> io::Result<usize>;
+}
+
+/// The kernel's rules, and the interceptor that has taken over some of the connections.
+pub struct Kernel {
+    pub firewall: Firewall,
+    /// There is none before the first rules are in force.
+    pub interceptor: Arc<OnceLock<Interceptor>>,
+}
+
+impl Enforcer for Kernel {
+    fn apply(&mut self, plan: &Plan) -> io::Result<()> {
+        self.firewall.apply(plan)
+    }
+
+    fn admit(&mut self, addresses: &[(IpAddr, Duration)]) -> io::Result<()> {
+        self.firewall.admit(addresses)
+    }
+
+    fn cut(&mut self, may_stay: &dyn Fn(&Connection) -> bool) -> io::Result<usize> {
+        let ended = self.firewall.cut(may_stay)?;
+        Ok(ended + self.interceptor.get().map_or(0, Interceptor::recheck))
+    }
 }

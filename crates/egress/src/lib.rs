@@ -9,6 +9,8 @@ pub mod control;
 mod diagnostics;
 pub mod dns;
 pub mod enforcer;
+pub mod firewall;
+pub mod inspect;
 pub mod intercept;
 pub mod outbound;
 pub mod plane;

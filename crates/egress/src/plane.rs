@@ -15,18 +15,18 @@ use thiserror::Error;
 use crate::audit::{Audit, Event};
 use crate::diagnostics::tell;
 use crate::dns::addresses;
-use crate::enforcer::{Enforcer, Flow, NameGate, Plan};
+use crate::enforcer::Enforcer;
+use crate::firewall::{Connection, Doh, NameGate, Plan};
 use crate::policy::always::{Always, AlwaysFiles};
 use crate::policy::document::{Invalid, Policy};
 use crate::policy::effective::{Effective, InForce};
 use crate::policy::{Action, Rules};
 use crate::resolved::{Moment, Resolved};
-use crate::settings::{Doh, Level, PrivateAnswers, Settings, Switch};
+use crate::settings::{Level, PrivateAnswers, Settings, Switch};
 use crate::state::{Kept, Section, State};
 
 use file::PolicyFile;
 
-/// Where names always travel in the clear and are redirected, and where we answer ourselves.
 const HTTP: u16 = 80;
 const HTTPS: u16 = 443;
 
@@ -66,6 +66,22 @@ pub trait Dependent: Send {
     fn accepts(&self, rules: &dyn Rules) -> Result<(), String>;
 }
 
+/// The rules to begin with, and where they are from.
+pub struct First {
+    rules: Arc<InForce>,
+    policy: Policy,
+    always: Arc<Always>,
+    files: AlwaysFiles,
+    stored: PolicyFile,
+}
+
+impl First {
+    /// The rules that every gate asks.
+    pub fn rules(&self) -> Arc<InForce> {
+        self.rules.clone()
+    }
+}
+
 /// What the plane is made of.
 pub struct Parts {
     pub state: State,
@@ -93,6 +109,7 @@ pub struct Plane {
 struct Fixed {
     max_rules: usize,
     private_answers: PrivateAnswers,
+    /// Ports whose connections are intercepted; none if TLS is not.
     intercept: Vec<u16>,
     dns_exempt: Vec<IpAddr>,
     doh: Doh,
@@ -118,18 +135,25 @@ impl Fixed {
 }
 
 impl Plane {
-    /// Reads the policy that is to be in force and puts it there.
-    pub fn open(settings: &Settings, parts: Parts) -> io::Result<Self> {
+    /// Reads the policy that is to be in force. Its gates may ask it already.
+    pub fn first_rules(settings: &Settings, state: &State) -> io::Result<First> {
         let mut files = AlwaysFiles::new(&settings.always_folder);
         let always = files.changed()?.unwrap_or_default();
         let stored = PolicyFile::new(settings.policy_file.clone());
-        let kept = parts.state.section(Section::Policy);
-        let policy = first_policy(settings, &stored, &kept)?;
+        let policy = first_policy(settings, &stored, &state.section(Section::Policy))?;
         let rules = Arc::new(InForce::new(Effective::new(&always, &policy)));
-        let mut plane = Self {
+        Ok(First { rules, policy, always: Arc::new(always), files, stored })
+    }
+
+    /// Takes the rules over. Nothing is let through before [`Plane::start`].
+    pub fn open(settings: &Settings, first: First, parts: Parts) -> io::Result<Self> {
+        let First { rules, policy, always, files, stored } = first;
+        let kept = parts.state.section(Section::Policy);
+        kept.replace(&encoded(&policy))?;
+        Ok(Self {
             rules,
             policy,
-            always: Arc::new(always),
+            always,
             files,
             stored,
             kept,
@@ -138,11 +162,13 @@ impl Plane {
             audit: parts.audit,
             dependent: parts.dependent,
             fixed: Fixed::new(settings),
-        };
-        let rules = plane.rules.current();
-        plane.enforcer.apply(&plane.plan(&rules))?;
-        plane.kept.replace(&encoded(&plane.policy))?;
-        Ok(plane)
+        })
+    }
+
+    /// Puts the first rules into the kernel.
+    pub fn start(&mut self) -> io::Result<()> {
+        let rules = self.rules.current();
+        self.enforcer.apply(&self.plan(&rules))
     }
 
     /// The rules that every gate asks.
@@ -221,13 +247,15 @@ impl Plane {
     /// connection may be to that one.
     fn cut(&mut self, rules: &Effective) -> io::Result<()> {
         let known = self.resolved.by_address();
-        let ended = self.enforcer.cut(&|flow: &Flow| match (
-            rules.address(flow.address),
-            known.get(&flow.address),
-        ) {
-            (Some(verdict), _) => verdict.action == Action::Allow,
-            (None, Some(names)) => names.iter().all(|name| rules.name(name).action == Action::Allow),
-            (None, None) => rules.default_action() == Action::Allow,
+        let allowed = |name: &str| rules.name(name).action == Action::Allow;
+        let ended = self.enforcer.cut(&|connection: &Connection| {
+            let names = known.get(&connection.address);
+            match (rules.address(connection.address), &connection.host, names) {
+                (Some(verdict), ..) => verdict.action == Action::Allow,
+                (None, Some(host), _) => allowed(host),
+                (None, None, Some(names)) => names.iter().all(|name| allowed(name)),
+                (None, None, None) => rules.default_action() == Action::Allow,
+            }
         })?;
         if ended > 0 {
             tell(Level::Info, format_args!("{ended} connections ended with the change of the rules"));
@@ -239,20 +267,15 @@ impl Plane {
         let private = self.fixed.private_answers;
         let open = self.resolved.open(Moment::now());
         let still = open.filter(|(name, address, _)| is_open(rules, private, name, *address));
-        let names = match (rules.names_matter(), rules.default_action()) {
-            (false, _) => NameGate::Unused,
-            (true, Action::Deny) => NameGate::Listed,
-            (true, Action::Allow) => NameGate::Everything,
-        };
-        let mut intercept = self.fixed.intercept.clone();
-        if intercept.is_empty() && names != NameGate::Unused {
-            intercept.push(HTTP);
-        }
+        let names = if rules.names_matter() { NameGate::On } else { NameGate::Off };
+        // What travels in the clear is read request by request.
+        let named_http = if names == NameGate::On { vec![HTTP] } else { Vec::new() };
         Plan {
             default: rules.default_action(),
             networks: rules.networks(),
             names,
-            intercept,
+            intercept: self.fixed.intercept.clone(),
+            named_http,
             dynamic: still.map(|(_, address, left)| (address, left)).collect(),
             dns_exempt: self.fixed.dns_exempt.clone(),
             doh: self.fixed.doh.clone(),

@@ -4,7 +4,6 @@
 mod reading;
 mod resolvers;
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,12 +11,15 @@ use std::time::Duration;
 use ipnet::IpNet;
 use thiserror::Error;
 
+use crate::firewall::{Doh, Placement};
+use crate::vault::Secret;
+
 use reading::Reading;
 
 /// Everything that can be set.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    pub placement: Place,
+    pub placement: Placement,
     /// The first policy, as it was written.
     pub rules: String,
     /// Read before `rules`, and written at every accepted change.
@@ -39,15 +41,6 @@ pub struct Settings {
     pub private_answers: PrivateAnswers,
 }
 
-/// Where the process stands between the sandbox and the rest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// In a network namespace of its own, as the sandbox's gateway.
-    Gateway { down: String, up: String, own: Ipv4Addr, boxed: Ipv4Addr },
-    /// In the sandbox's network namespace; its own packets carry the mark.
-    Shared { mark: u32 },
-}
-
 /// How names are resolved.
 #[derive(Clone, Debug)]
 pub struct Dns {
@@ -58,16 +51,6 @@ pub struct Dns {
     pub probe_interval: Duration,
     /// Resolvers that the sandbox may ask without us.
     pub exempt: Vec<IpAddr>,
-}
-
-/// What becomes of DNS over HTTPS.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Doh {
-    Open,
-    /// All TCP 443.
-    BlockAll,
-    /// TCP 443 to these.
-    Block(Vec<IpNet>),
 }
 
 /// TLS interception and what is beyond it.
@@ -115,26 +98,6 @@ pub enum Level {
     Debug,
 }
 
-/// A text that is never printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("[secret]")
-    }
-}
-
 /// A value that the process cannot start with.
 #[derive(Debug, Error)]
 #[error("{name} is {problem}")]
@@ -176,11 +139,11 @@ impl Settings {
     }
 }
 
-fn placement(from: &mut Reading<'_>) -> Result<Place, Refused> {
+fn placement(from: &mut Reading<'_>) -> Result<Placement, Refused> {
     const NAME: &str = "SANDGLASS_EGRESS_PLACEMENT";
     match from.text(NAME).as_deref() {
-        None | Some("shared") => Ok(Place::Shared { mark: 1 }),
-        Some("gateway") => Ok(Place::Gateway {
+        None | Some("shared") => Ok(Placement::Shared { mark: 1 }),
+        Some("gateway") => Ok(Placement::Gateway {
             down: from.text("SANDGLASS_EGRESS_DOWN").unwrap_or_else(|| "down".into()),
             up: from.text("SANDGLASS_EGRESS_UP").unwrap_or_else(|| "up".into()),
             own: from.address("SANDGLASS_EGRESS_OWN", Some(Ipv4Addr::new(169, 254, 1, 3)))?,
@@ -190,7 +153,7 @@ fn placement(from: &mut Reading<'_>) -> Result<Place, Refused> {
     }
 }
 
-fn dns(from: &mut Reading<'_>, place: &Place) -> Result<Dns, Refused> {
+fn dns(from: &mut Reading<'_>, place: &Placement) -> Result<Dns, Refused> {
     let upstreams = match from.resolvers("OPENSANDBOX_EGRESS_DNS_UPSTREAM")? {
         given if !given.is_empty() => given,
         _ => resolvers::of_the_system(place),
@@ -207,9 +170,9 @@ fn dns(from: &mut Reading<'_>, place: &Place) -> Result<Dns, Refused> {
 fn doh(from: &mut Reading<'_>) -> Result<Doh, Refused> {
     let listed = from.networks("OPENSANDBOX_EGRESS_DOH_BLOCKLIST")?;
     Ok(match from.switch("OPENSANDBOX_EGRESS_BLOCK_DOH_443") {
-        Switch::Off => Doh::Open,
-        Switch::On if listed.is_empty() => Doh::BlockAll,
-        Switch::On => Doh::Block(listed),
+        Switch::Off => Doh::Pass,
+        Switch::On if listed.is_empty() => Doh::RefuseEverywhere,
+        Switch::On => Doh::Refuse(listed),
     })
 }
 
@@ -242,13 +205,13 @@ mod tests {
     #[test]
     fn without_anything_the_defaults_hold() {
         let (settings, warnings) = read(&[]).unwrap();
-        assert_eq!(settings.placement, Place::Shared { mark: 1 });
+        assert_eq!(settings.placement, Placement::Shared { mark: 1 });
         assert_eq!(settings.api, "[::]:18080".parse().unwrap());
         assert_eq!(settings.max_rules, 4096);
         assert_eq!(settings.dns.timeout, Duration::from_secs(5));
         assert_eq!(settings.intercept.tls, Switch::Off);
         assert_eq!(settings.intercept.verification, Switch::On);
-        assert_eq!(settings.doh, Doh::Open);
+        assert_eq!(settings.doh, Doh::Pass);
         assert!(settings.token.is_none() && warnings.is_empty() && !settings.dns.upstreams.is_empty());
     }
 
@@ -310,7 +273,7 @@ mod tests {
         assert_eq!(settings.dns.upstreams[3], "[2001:db8::2]:53".parse().unwrap());
         assert_eq!(settings.api, "127.0.0.1:1234".parse().unwrap());
         assert!(!format!("{settings:?}").contains("hush"));
-        assert!(matches!(settings.doh, Doh::Block(ref list) if list.len() == 2));
+        assert!(matches!(settings.doh, Doh::Refuse(ref list) if list.len() == 2));
         assert_eq!(settings.intercept.extra_ports, [8443, 9443]);
     }
 }

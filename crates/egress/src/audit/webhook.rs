@@ -141,8 +141,7 @@ async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> io::Result<Sta
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let (mut sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     let answer = sender.send_request(request);
     tokio::pin!(connection, answer);
     tokio::select! {

@@ -7,7 +7,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::audit::{Audit, Event};
-use crate::enforcer::{Enforcer, Flow, Plan};
+use crate::enforcer::Enforcer;
+use crate::firewall::{Connection, Plan};
 use crate::plane::{Dependent, Parts};
 use crate::policy::{Action, Rules};
 use crate::settings::Settings;
@@ -38,7 +39,7 @@ impl Enforcer for Kernel {
         Ok(())
     }
 
-    fn cut(&mut self, _: &dyn Fn(&Flow) -> bool) -> io::Result<usize> {
+    fn cut(&mut self, _: &dyn Fn(&Connection) -> bool) -> io::Result<usize> {
         let mut recorded = self.0.lock().unwrap();
         if recorded.broken == Some("cut") {
             return Err(io::Error::other("no conntrack"));
@@ -96,13 +97,16 @@ impl Stand {
         })
         .unwrap();
         let kernel = Kernel::default();
+        let state = State::create().unwrap();
+        let first = Plane::first_rules(&settings, &state).unwrap();
         let parts = Parts {
-            state: State::create().unwrap(),
+            state,
             enforcer: Box::new(kernel.clone()),
             audit: Arc::new(Silent),
             dependent: Box::new(dependent),
         };
-        let plane = Plane::open(&settings, parts).unwrap();
+        let mut plane = Plane::open(&settings, first, parts).unwrap();
+        plane.start().unwrap();
         let control = Control {
             token: token.map(Secret::new),
             plane: Arc::new(Mutex::new(plane)),

@@ -1,7 +1,6 @@
 //! The sandbox's side of the name gate: packets and streams, both bounded in number and time.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,21 +24,24 @@ const MOST_STREAMS: usize = 64;
 
 const IDLE_STREAM: Duration = Duration::from_secs(10);
 
-/// Both sockets of the gate.
+/// The sockets of the gate.
 pub struct Sockets {
-    packets: UdpSocket,
-    streams: TcpListener,
+    pub packets: Vec<UdpSocket>,
+    pub streams: Vec<TcpListener>,
 }
 
 impl Sockets {
-    /// Both or none.
-    pub async fn bind(address: SocketAddr) -> io::Result<Self> {
-        Ok(Self { packets: UdpSocket::bind(address).await?, streams: TcpListener::bind(address).await? })
-    }
-
     /// Answers until it is dropped.
     pub async fn serve(self, gate: Arc<NameGate>) {
-        tokio::join!(packets(Arc::new(self.packets), gate.clone()), streams(self.streams, gate));
+        let mut tasks = JoinSet::new();
+        for socket in self.packets {
+            tasks.spawn(packets(Arc::new(socket), gate.clone()));
+        }
+        for listener in self.streams {
+            tasks.spawn(streams(listener, gate.clone()));
+        }
+        // None of them ends by itself.
+        tasks.join_next().await;
     }
 }
 

@@ -68,7 +68,10 @@ fn normal(authority: &Authority) -> Result<(String, Option<u16>), Unclear> {
         return Err(Unclear::Invalid);
     }
     let port = authority.port_u16();
-    if port.is_none() && authority.as_str().ends_with(|c: char| c.is_ascii_digit() || c == ':') && authority.host().len() < authority.as_str().len() {
+    if port.is_none()
+        && authority.as_str().ends_with(|c: char| c.is_ascii_digit() || c == ':')
+        && authority.host().len() < authority.as_str().len()
+    {
         return Err(Unclear::Invalid);
     }
     let host = authority.host();
@@ -79,7 +82,8 @@ fn normal(authority: &Authority) -> Result<(String, Option<u16>), Unclear> {
     let valid = !host.is_empty()
         && host.len() <= 253
         && host.split('.').all(|label| {
-            matches!(label.len(), 1..=63) && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+            matches!(label.len(), 1..=63)
+                && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
         });
     if valid { Ok((host, port)) } else { Err(Unclear::Invalid) }
 }
@@ -132,7 +136,10 @@ mod tests {
 
     #[test]
     fn two_lengths_and_tunnels_are_refused() {
-        let both = Request::builder().header(HOST, "a.com").header("transfer-encoding", "chunked").header("content-length", "3");
+        let both = Request::builder()
+            .header(HOST, "a.com")
+            .header("transfer-encoding", "chunked")
+            .header("content-length", "3");
         assert_eq!(of(&both.body(()).unwrap(), Scheme::Http), Err(Unclear::Length));
         let tunnel = Request::builder().method("CONNECT").uri("a.com:443").body(()).unwrap();
         assert_eq!(of(&tunnel, Scheme::Http), Err(Unclear::Method));

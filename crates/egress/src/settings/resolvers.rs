@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::Place;
+use crate::firewall::Placement;
 
 /// A local stub of systemd listens in another namespace than a gateway's; this file names the resolvers behind it.
 const BEHIND_THE_STUB: &str = "/run/systemd/resolve/resolv.conf";
@@ -10,10 +10,10 @@ const BEHIND_THE_STUB: &str = "/run/systemd/resolve/resolv.conf";
 const MOST: usize = 10;
 
 /// Those of `resolv.conf`, with those in reach of this placement first, and a public one if there are none.
-pub(super) fn of_the_system(place: &Place) -> Vec<SocketAddr> {
+pub(super) fn of_the_system(place: &Placement) -> Vec<SocketAddr> {
     let read = |path: &str| listed(&std::fs::read_to_string(path).unwrap_or_default());
     let mut found = read("/etc/resolv.conf");
-    if matches!(place, Place::Gateway { .. }) {
+    if matches!(place, Placement::Gateway { .. }) {
         found.retain(|address| !address.is_loopback());
         if found.is_empty() {
             found = read(BEHIND_THE_STUB);
