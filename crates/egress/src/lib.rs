@@ -5,4 +5,6 @@
 //! only what somebody alive has admitted.
 
 pub mod audit;
+pub mod firewall;
+pub mod inspect;
 pub mod policy;
