@@ -1,9 +1,6 @@
-//! The whole program in network namespaces of its own, in both placements: a sandbox on one side, a small world of resolvers and servers on
-//! the other, and what gets from one to the other. Needs root and the `ip` tool; nothing leaves the namespaces.
+//! Firewall and inspector in namespaces of their own. Needs root, `ip`, and a kernel with nf_tables and NFQUEUE.
 
-mod client;
-mod policy;
-mod program;
-mod restarts;
+mod attacks;
+mod measure;
+mod placements;
 mod stage;
-mod world;
