@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::{Span, Zoned, tz::TimeZone};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType, SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, SanType, SerialNumber, date_time_ymd,
 };
 use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -103,7 +103,11 @@ impl Authority {
     /// Key and certificate, for the memory that outlives this process. Never to be written to a disk or a log.
     #[must_use]
     pub fn save(&self) -> Secret {
-        let saved = Saved { name: self.name.clone(), key: self.issuer.key().serialize_pem(), certificate: self.certificate.clone() };
+        let saved = Saved {
+            name: self.name.clone(),
+            key: self.issuer.key().serialize_pem(),
+            certificate: self.certificate.clone(),
+        };
         Secret::new(serde_json::to_string(&saved).expect("three strings always serialise"))
     }
 
@@ -117,7 +121,8 @@ impl Authority {
     pub fn export(&self, directory: &Path) -> io::Result<()> {
         fs::create_dir_all(directory)?;
         let temporary = directory.join(format!(".{FILE}.{}", std::process::id()));
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&temporary)?;
+        let mut file =
+            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&temporary)?;
         file.write_all(self.certificate.as_bytes())?;
         // A umask must not make it unreadable.
         fs::set_permissions(&temporary, std::os::unix::fs::PermissionsExt::from_mode(0o644))?;

@@ -60,8 +60,14 @@ pub(super) async fn handle(shared: Arc<Shared>, stream: TcpStream, live: Arc<Liv
 }
 
 /// On other ports the first byte tells: TLS begins with a handshake record, which no HTTP method does.
-async fn sniff(shared: Arc<Shared>, mut stream: TcpStream, destination: SocketAddr, live: Arc<Live>) -> io::Result<()> {
-    let first = tokio::time::timeout(HANDSHAKE, stream.read_u8()).await.map_err(|_| io::ErrorKind::TimedOut)??;
+async fn sniff(
+    shared: Arc<Shared>,
+    mut stream: TcpStream,
+    destination: SocketAddr,
+    live: Arc<Live>,
+) -> io::Result<()> {
+    let first =
+        tokio::time::timeout(HANDSHAKE, stream.read_u8()).await.map_err(|_| io::ErrorKind::TimedOut)??;
     if first == 22 {
         secure(shared, stream, vec![first], destination, live).await
     } else {
@@ -77,7 +83,15 @@ async fn plain(
     live: Arc<Live>,
 ) -> io::Result<()> {
     let upstream = Ok(Upstream::plain(Arc::clone(&shared), destination));
-    let session = Session { shared, scheme: Scheme::Http, name: None, destination, upstream, live, memory: Memory::default() };
+    let session = Session {
+        shared,
+        scheme: Scheme::Http,
+        name: None,
+        destination,
+        upstream,
+        live,
+        memory: Memory::default(),
+    };
     serve(session, Protocol::Http1, Replayed::new(ahead, stream)).await
 }
 
@@ -107,7 +121,9 @@ async fn secure(
         return refuse(stream).await;
     }
     let bound = match (name, shared.lent.now()) {
-        (Some(name), Ok(Some(active))) => destination.port() == Scheme::Https.port() && active.covers(Scheme::Https, name),
+        (Some(name), Ok(Some(active))) => {
+            destination.port() == Scheme::Https.port() && active.covers(Scheme::Https, name)
+        }
         (Some(_), Err(_)) => true,
         _ => false,
     };
@@ -129,9 +145,11 @@ async fn intercept(
 ) -> io::Result<()> {
     let Hello { bytes, name, protocols } = hello;
     let name = name.expect("only a name has bindings");
-    let offers: Vec<Vec<u8>> = protocols.iter().filter(|p| matches!(p.as_slice(), b"h2" | b"http/1.1")).cloned().collect();
+    let offers: Vec<Vec<u8>> =
+        protocols.iter().filter(|p| matches!(p.as_slice(), b"h2" | b"http/1.1")).cloned().collect();
     if offers.is_empty() && !protocols.is_empty() {
-        let denied = Denied { rule: "default (no application protocol in which credentials can be lent)".to_owned() };
+        let denied =
+            Denied { rule: "default (no application protocol in which credentials can be lent)".to_owned() };
         tell(&shared, Some(&name), destination, &denied);
         return refuse(stream).await;
     }
@@ -148,8 +166,17 @@ async fn intercept(
     let acceptor = TlsAcceptor::from(Arc::new(server(key, chosen).map_err(io::Error::other)?));
     let accepted = tokio::time::timeout(HANDSHAKE, acceptor.accept(Replayed::new(bytes, stream))).await;
     let stream = accepted.map_err(|_| io::ErrorKind::TimedOut)??;
-    let protocol = if stream.get_ref().1.alpn_protocol() == Some(b"h2") { Protocol::Http2 } else { Protocol::Http1 };
-    let session = Session { shared, scheme: Scheme::Https, name: Some(name), destination, upstream, live, memory: Memory::default() };
+    let protocol =
+        if stream.get_ref().1.alpn_protocol() == Some(b"h2") { Protocol::Http2 } else { Protocol::Http1 };
+    let session = Session {
+        shared,
+        scheme: Scheme::Https,
+        name: Some(name),
+        destination,
+        upstream,
+        live,
+        memory: Memory::default(),
+    };
     serve(session, protocol, stream).await
 }
 
@@ -167,6 +194,7 @@ async fn serve(session: Session, protocol: Protocol, stream: impl Stream + 'stat
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD)
                 .max_buf_size(MAX_HEAD)
+                .max_header_size(MAX_HEAD)
                 .max_headers(MAX_HEADERS)
                 .preserve_header_case(true)
                 .auto_date_header(false);
@@ -202,14 +230,16 @@ impl ResolvesServerCert for Fixed {
 }
 
 fn server(key: Arc<CertifiedKey>, protocols: Vec<Vec<u8>>) -> Result<ServerConfig, rustls::Error> {
-    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions()?;
+    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?;
     let mut config = builder.with_no_client_auth().with_cert_resolver(Arc::new(Fixed(key)));
     config.alpn_protocols = protocols;
     Ok(config)
 }
 
 fn tell(shared: &Shared, name: Option<&str>, destination: SocketAddr, denied: &Denied) {
-    let event: Event = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() }.event(Gate::Sni, denied);
+    let event: Event = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() }
+        .event(Gate::Sni, denied);
     shared.audit.tell(event);
 }
 

@@ -76,7 +76,10 @@ impl Refused {
 }
 
 /// Answers a request, from the server or instead of it.
-pub(super) async fn answer(session: Arc<Session>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+pub(super) async fn answer(
+    session: Arc<Session>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
     let version = request.version();
     Ok(match exchange(&session, request).await {
         Ok(response) => response,
@@ -86,7 +89,11 @@ pub(super) async fn answer(session: Arc<Session>, request: Request<Incoming>) ->
 
 async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<Response<Body>, Refused> {
     let host = admit(session, &request)?;
-    let active = session.shared.lent.now().map_err(|error| Refused::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
+    let active = session
+        .shared
+        .lent
+        .now()
+        .map_err(|error| Refused::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
     let upstream = match &session.upstream {
         Ok(upstream) => upstream,
         Err(failure) => return Err(failed(host.as_deref(), failure)),
@@ -103,14 +110,18 @@ async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<R
         let pair = (client, hyper::upgrade::on(&mut response));
         *session.memory.upgraded.lock().unwrap_or_else(PoisonError::into_inner) = Some(pair);
     } else if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return Err(Refused::new(StatusCode::BAD_GATEWAY, "the server changed the protocol without being asked"));
+        return Err(Refused::new(
+            StatusCode::BAD_GATEWAY,
+            "the server changed the protocol without being asked",
+        ));
     }
     Ok(passed(response, bodiless, active))
 }
 
 /// The host of the request, if it may go to it.
 fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String>, Refused> {
-    let found = host::of(request, session.scheme).map_err(|unclear| Refused::new(StatusCode::BAD_REQUEST, unclear.to_string()))?;
+    let found = host::of(request, session.scheme)
+        .map_err(|unclear| Refused::new(StatusCode::BAD_REQUEST, unclear.to_string()))?;
     let (address, port) = (session.destination.ip().to_canonical(), session.destination.port());
     if session.name.is_some() && found != session.name {
         let shown = found.unwrap_or_default();
@@ -121,7 +132,10 @@ fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String
             port: Some(port),
             rule: "default (the host is not the one of the TLS connection)".to_owned(),
         });
-        return Err(Refused::new(StatusCode::MISDIRECTED_REQUEST, format!("{shown:?} is not the host of this connection")));
+        return Err(Refused::new(
+            StatusCode::MISDIRECTED_REQUEST,
+            format!("{shown:?} is not the host of this connection"),
+        ));
     }
     let literal = found.as_deref().and_then(host::literal);
     let name = found.clone().filter(|_| literal.is_none());
@@ -145,7 +159,9 @@ fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String
 fn failed(host: Option<&str>, failure: &Failure) -> Refused {
     match failure {
         Failure::Vault => Refused::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string()),
-        failure => Refused::new(StatusCode::BAD_GATEWAY, format!("{:?}: {failure}", host.unwrap_or("the server"))),
+        failure => {
+            Refused::new(StatusCode::BAD_GATEWAY, format!("{:?}: {failure}", host.unwrap_or("the server")))
+        }
     }
 }
 
@@ -157,23 +173,37 @@ async fn lend(
     request: Request<Incoming>,
 ) -> Result<Request<Body>, Refused> {
     let (mut parts, body) = request.into_parts();
-    let as_it_is = |parts, body: Incoming| Ok(Request::from_parts(parts, body.map_err(Into::into).boxed_unsync()));
+    let as_it_is =
+        |parts, body: Incoming| Ok(Request::from_parts(parts, body.map_err(Into::into).boxed_unsync()));
     let (Some(active), Some(host)) = (active, host) else { return as_it_is(parts, body) };
     // Without TLS nobody proves anything; what the resolver has seen is the next best.
     let proven = session.leads_to(host, session.destination.ip().to_canonical());
     let (method, path) = (parts.method.clone(), parts.uri.path().to_owned());
-    let target = Target { scheme: session.scheme, host, port: session.destination.port(), method: method.as_str(), path: &path };
+    let target = Target {
+        scheme: session.scheme,
+        host,
+        port: session.destination.port(),
+        method: method.as_str(),
+        path: &path,
+    };
     let loan = match active.select(target) {
         Selection::One(loan) if proven => loan,
         Selection::None => return as_it_is(parts, body),
         Selection::Ambiguous => return Err(withheld(session, host, "credential binding ambiguous")),
-        Selection::Misleading => return Err(withheld(session, host, "credential binding ambiguous for this path")),
-        Selection::One(_) => return Err(withheld(session, host, "credential withheld: the name has not led to this address")),
+        Selection::Misleading => {
+            return Err(withheld(session, host, "credential binding ambiguous for this path"));
+        }
+        Selection::One(_) => {
+            return Err(withheld(session, host, "credential withheld: the name has not led to this address"));
+        }
     };
-    let remaining = rewrite::head(active, loan, target, &mut parts)
-        .map_err(|rewrite::Changed| withheld(session, host, "credential binding ambiguous after substitution"))?;
+    let remaining = rewrite::head(active, loan, target, &mut parts).map_err(|rewrite::Changed| {
+        withheld(session, host, "credential binding ambiguous after substitution")
+    })?;
     let body = match remaining {
-        Remaining::Body(kind) if !body.is_end_stream() => replaced(session, loan, kind, &mut parts, body).await?,
+        Remaining::Body(kind) if !body.is_end_stream() => {
+            replaced(session, loan, kind, &mut parts, body).await?
+        }
         _ => body.map_err(Into::into).boxed_unsync(),
     };
     session.shared.audit.tell(Event::Injected {
@@ -234,13 +264,19 @@ fn framed(session: &Session, protocol: Protocol, request: Request<Body>) -> Requ
         Protocol::Http1 => {
             parts.version = Version::HTTP_11;
             if !parts.headers.contains_key(HOST) {
-                let host = parts.uri.authority().map_or_else(|| session.destination.ip().to_string(), ToString::to_string);
+                let host = parts
+                    .uri
+                    .authority()
+                    .map_or_else(|| session.destination.ip().to_string(), ToString::to_string);
                 parts.headers.extend(HeaderValue::try_from(host).map(|host| (HOST, host)));
             }
             let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
             parts.uri = Uri::try_from(target).unwrap_or_default();
             // The client side assumes that a GET of unknown length is empty.
-            if !body.is_end_stream() && !parts.headers.contains_key(CONTENT_LENGTH) && body.size_hint().exact().is_none() {
+            if !body.is_end_stream()
+                && !parts.headers.contains_key(CONTENT_LENGTH)
+                && body.size_hint().exact().is_none()
+            {
                 parts.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
             }
         }
@@ -251,7 +287,8 @@ fn framed(session: &Session, protocol: Protocol, request: Request<Body>) -> Requ
 /// The answer as the client gets it.
 fn passed(response: Response<Incoming>, head: bool, active: Option<Arc<Active>>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
-    let upgrade = message::upgrade(&parts.headers).filter(|_| parts.status == StatusCode::SWITCHING_PROTOCOLS);
+    let upgrade =
+        message::upgrade(&parts.headers).filter(|_| parts.status == StatusCode::SWITCHING_PROTOCOLS);
     message::strip_response(&mut parts.headers, upgrade);
     if let Some(active) = &active {
         active.redactor.headers(&mut parts.headers);

@@ -30,7 +30,8 @@ async fn complete(stream: &mut TcpStream, mut bytes: Vec<u8>) -> io::Result<Hell
     loop {
         while fed < bytes.len() {
             fed += acceptor.read_tls(&mut &bytes[fed..])?;
-            let accepted = acceptor.accept().map_err(|(error, _)| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            let accepted =
+                acceptor.accept().map_err(|(error, _)| io::Error::new(io::ErrorKind::InvalidData, error))?;
             if let Some(accepted) = accepted {
                 let hello = accepted.client_hello();
                 let name = hello.server_name().map(|name| name.trim_end_matches('.').to_ascii_lowercase());

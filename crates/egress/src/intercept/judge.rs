@@ -66,8 +66,16 @@ pub(super) fn judge(rules: &dyn Rules, resolved: &dyn Resolved, wanted: Wanted<'
 /// Addresses of the machine or its link: no name is a reason to go there.
 fn special(address: IpAddr) -> bool {
     match address.to_canonical() {
-        IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local() || v4.is_unspecified() || v4.is_multicast() || v4.is_broadcast(),
-        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified() || v6.is_multicast(),
+        IpAddr::V4(v4) => {
+            v4.is_loopback()
+                || v4.is_link_local()
+                || v4.is_unspecified()
+                || v4.is_multicast()
+                || v4.is_broadcast()
+        }
+        IpAddr::V6(v6) => {
+            v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified() || v6.is_multicast()
+        }
     }
 }
 
@@ -118,9 +126,19 @@ mod tests {
     fn names_and_addresses_decide_together() {
         let cases: &[(Action, Option<&str>, &str, Result<(), &str>)] = &[
             (Action::Deny, Some("good.example.com"), "192.0.2.3", Ok(())),
-            (Action::Deny, Some("good.example.com"), "192.0.2.4", Err("default (the name has not led to this address)")),
+            (
+                Action::Deny,
+                Some("good.example.com"),
+                "192.0.2.4",
+                Err("default (the name has not led to this address)"),
+            ),
             (Action::Deny, Some("good.example.com"), "192.0.2.2", Err("deny 192.0.2.2")),
-            (Action::Deny, Some("good.example.com"), "169.254.169.254", Err("default (a local address needs a rule of its own)")),
+            (
+                Action::Deny,
+                Some("good.example.com"),
+                "169.254.169.254",
+                Err("default (a local address needs a rule of its own)"),
+            ),
             (Action::Deny, Some("other.example.com"), "192.0.2.3", Err("default")),
             (Action::Deny, Some("other.example.com"), "192.0.2.1", Ok(())),
             (Action::Deny, Some("bad.example.com"), "192.0.2.1", Err("deny bad.example.com")),
@@ -136,7 +154,11 @@ mod tests {
             let rules = Fixed(*default);
             let wanted = Wanted { name: *name, address: address.parse().unwrap(), port: 443 };
             let found = judge(&rules, &rules, wanted);
-            assert_eq!(found, expected.map_err(|rule| Denied { rule: rule.to_owned() }), "{name:?} {address}");
+            assert_eq!(
+                found,
+                expected.map_err(|rule| Denied { rule: rule.to_owned() }),
+                "{name:?} {address}"
+            );
         }
     }
 }

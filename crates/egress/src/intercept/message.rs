@@ -116,7 +116,10 @@ impl http_body::Body for Held {
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if !self.ahead.is_empty() {
             return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.ahead)))));
         }
@@ -127,7 +130,9 @@ impl http_body::Body for Held {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ahead.is_empty() && self.trailers.is_none() && self.rest.as_ref().is_none_or(http_body::Body::is_end_stream)
+        self.ahead.is_empty()
+            && self.trailers.is_none()
+            && self.rest.as_ref().is_none_or(http_body::Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -160,7 +165,10 @@ impl http_body::Body for Passed {
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let Some(frame) = ready!(Pin::new(&mut self.inner).poll_frame(cx)) else { return Poll::Ready(None) };
         Poll::Ready(Some(match frame {
             Ok(mut frame) => {

@@ -30,7 +30,9 @@ pub struct UpstreamProxy {
 /// The configured address is no proxy's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidProxy {
-    #[error("the upstream proxy must be http://host[:port] or https://host[:port], without a user, path or query")]
+    #[error(
+        "the upstream proxy must be http://host[:port] or https://host[:port], without a user, path or query"
+    )]
     Address,
     #[error("the upstream proxy's authorization has characters that no header may have")]
     Authorization,
@@ -59,7 +61,11 @@ impl UpstreamProxy {
 }
 
 /// A stream to the destination: straight, or through the proxy to the name that was judged.
-pub(super) async fn reach(shared: &Shared, destination: SocketAddr, name: Option<&str>) -> io::Result<Box<dyn Stream>> {
+pub(super) async fn reach(
+    shared: &Shared,
+    destination: SocketAddr,
+    name: Option<&str>,
+) -> io::Result<Box<dyn Stream>> {
     let Some(proxy) = &shared.proxy else {
         return Ok(Box::new(shared.way.connect(destination).await?));
     };
@@ -72,7 +78,9 @@ pub(super) async fn reach(shared: &Shared, destination: SocketAddr, name: Option
         ask(&mut stream, proxy, &target).await?;
         Ok(stream)
     };
-    tokio::time::timeout(WAIT, through).await.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the upstream proxy does not answer"))?
+    tokio::time::timeout(WAIT, through)
+        .await
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the upstream proxy does not answer"))?
 }
 
 async fn connect(shared: &Shared, proxy: &UpstreamProxy) -> io::Result<Box<dyn Stream>> {
@@ -109,16 +117,26 @@ async fn ask(stream: &mut Box<dyn Stream>, proxy: &UpstreamProxy, target: &str) 
     // One byte at a time: what follows the head belongs to the tunnel.
     while !answer.ends_with(b"\r\n\r\n") {
         if answer.len() >= MAX_ANSWER {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the upstream proxy's answer is too long"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the upstream proxy's answer is too long",
+            ));
         }
         answer.push(stream.read_u8().await?);
     }
-    let status = answer.split(|b| *b == b' ').nth(1).and_then(|code| std::str::from_utf8(code).ok()).unwrap_or("no status");
+    let status = answer
+        .split(|b| *b == b' ')
+        .nth(1)
+        .and_then(|code| std::str::from_utf8(code).ok())
+        .unwrap_or("no status");
     if status.starts_with('2') {
         return Ok(());
     }
     let shown: String = status.chars().take(16).filter(|c| !c.is_control()).collect();
-    Err(io::Error::new(io::ErrorKind::ConnectionRefused, format!("the upstream proxy refused the connection ({shown})")))
+    Err(io::Error::new(
+        io::ErrorKind::ConnectionRefused,
+        format!("the upstream proxy refused the connection ({shown})"),
+    ))
 }
 
 #[cfg(test)]
@@ -131,7 +149,13 @@ mod tests {
         assert_eq!((proxy.host.as_str(), proxy.port, proxy.encrypted), ("proxy.example.com", 3128, false));
         let proxy = UpstreamProxy::parse("https://[2001:db8::1]", Some(Secret::new("Basic x"))).unwrap();
         assert_eq!((proxy.host.as_str(), proxy.port, proxy.encrypted), ("2001:db8::1", 443, true));
-        for wrong in ["proxy:3128", "socks5://proxy:1080", "http://user:pass@proxy", "http://proxy/path", "http://proxy/?x"] {
+        for wrong in [
+            "proxy:3128",
+            "socks5://proxy:1080",
+            "http://user:pass@proxy",
+            "http://proxy/path",
+            "http://proxy/?x",
+        ] {
             assert_eq!(UpstreamProxy::parse(wrong, None).unwrap_err(), InvalidProxy::Address, "{wrong}");
         }
         let split = Some(Secret::new("Basic x\r\nHost: y"));

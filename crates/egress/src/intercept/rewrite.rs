@@ -1,8 +1,8 @@
 //! What a loan does to a request.
 
 use http::header::{
-    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
-    TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use http::request::Parts;
 use http::uri::PathAndQuery;
@@ -35,7 +35,12 @@ pub(super) enum Remaining {
 pub(super) struct Changed;
 
 /// Replaces placeholders in the head, then sets the headers, which nothing is replaced in.
-pub(super) fn head(active: &Active, loan: &Loan, target: Target<'_>, parts: &mut Parts) -> Result<Remaining, Changed> {
+pub(super) fn head(
+    active: &Active,
+    loan: &Loan,
+    target: Target<'_>,
+    parts: &mut Parts,
+) -> Result<Remaining, Changed> {
     let path = loan.in_target(Surface::Path, parts.uri.path());
     let query = parts.uri.query().and_then(|query| loan.in_target(Surface::Query, query));
     if path.is_some() || query.is_some() {

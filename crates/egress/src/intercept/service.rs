@@ -134,7 +134,11 @@ impl Interceptor {
         for (live, handle) in self.live().values() {
             let (name, destination) = live.lock().clone();
             let Some(destination) = destination else { continue };
-            let wanted = Wanted { name: name.as_deref(), address: destination.ip().to_canonical(), port: destination.port() };
+            let wanted = Wanted {
+                name: name.as_deref(),
+                address: destination.ip().to_canonical(),
+                port: destination.port(),
+            };
             // A connection of requests that has not had one yet will be judged with the first.
             let judged = name.is_none() && destination.port() == 80
                 || judge(&*self.shared.rules, &Led, wanted).is_ok();

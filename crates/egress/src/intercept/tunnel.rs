@@ -32,7 +32,11 @@ impl<S> Replayed<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Replayed<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let at = usize::try_from(self.ahead.position()).unwrap_or(usize::MAX);
         let left = self.ahead.get_ref().get(at..).unwrap_or_default();
         if left.is_empty() {
@@ -53,7 +57,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Replayed<S> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }
 

@@ -96,7 +96,13 @@ impl Upstream {
         let (stream, chosen) = secure(&shared, destination, name, offers).await?;
         let protocol = if chosen.as_deref() == Some(b"h2") { Protocol::Http2 } else { Protocol::Http1 };
         let open = handshake(stream, protocol, None).await?;
-        let upstream = Self { shared, destination, proven: Some(name.to_owned()), protocol, open: Mutex::new(Some(open)) };
+        let upstream = Self {
+            shared,
+            destination,
+            proven: Some(name.to_owned()),
+            protocol,
+            open: Mutex::new(Some(open)),
+        };
         Ok((upstream, chosen))
     }
 
@@ -105,7 +111,11 @@ impl Upstream {
     }
 
     /// Sends a request that was judged to be for `name`. One that a kept connection has not taken is sent once more on a new one.
-    pub(super) async fn send(&self, name: Option<&str>, request: Request<Body>) -> Result<Response<Incoming>, Failure> {
+    pub(super) async fn send(
+        &self,
+        name: Option<&str>,
+        request: Request<Body>,
+    ) -> Result<Response<Incoming>, Failure> {
         let copy = replayable(&request).then(|| without_body(&request));
         let (kept, attempt) = self.attempt(name, request).await?;
         let (error, unsent) = match attempt {
@@ -126,7 +136,8 @@ impl Upstream {
     async fn attempt(&self, name: Option<&str>, request: Request<Body>) -> Result<(bool, Attempt), Failure> {
         let mut slot = self.open.lock().await;
         let through = self.shared.proxy.is_some() && self.proven.is_none();
-        let usable = slot.as_ref().is_some_and(|open| open.usable() && (!through || open.name.as_deref() == name));
+        let usable =
+            slot.as_ref().is_some_and(|open| open.usable() && (!through || open.name.as_deref() == name));
         if !usable {
             *slot = Some(self.dial(name).await?);
         }
@@ -150,7 +161,8 @@ impl Upstream {
 
     async fn dial(&self, name: Option<&str>) -> Result<Open, Failure> {
         let Some(proven) = &self.proven else {
-            let stream = proxy::reach(&self.shared, self.destination, name).await.map_err(Failure::Connect)?;
+            let stream =
+                proxy::reach(&self.shared, self.destination, name).await.map_err(Failure::Connect)?;
             return handshake(stream, self.protocol, name.map(str::to_owned)).await;
         };
         let offers = match self.protocol {
@@ -167,7 +179,9 @@ impl Upstream {
 
 type Attempt = Result<Response<Incoming>, (hyper::Error, Option<Request<Body>>)>;
 
-fn unsent(mut failed: hyper::client::conn::TrySendError<Request<Body>>) -> (hyper::Error, Option<Request<Body>>) {
+fn unsent(
+    mut failed: hyper::client::conn::TrySendError<Request<Body>>,
+) -> (hyper::Error, Option<Request<Body>>) {
     let request = failed.take_message();
     (failed.into_error(), request)
 }
@@ -183,7 +197,9 @@ impl Open {
 
 /// Safe methods without a body may be sent twice.
 fn replayable(request: &Request<Body>) -> bool {
-    request.method().is_safe() && request.body().is_end_stream() && request.extensions().get::<hyper::upgrade::OnUpgrade>().is_none()
+    request.method().is_safe()
+        && request.body().is_end_stream()
+        && request.extensions().get::<hyper::upgrade::OnUpgrade>().is_none()
 }
 
 fn without_body(request: &Request<Body>) -> Request<Body> {
@@ -202,20 +218,31 @@ async fn secure(
     offers: Vec<Vec<u8>>,
 ) -> Result<(Box<dyn Stream>, Option<Vec<u8>>), Failure> {
     let stream = proxy::reach(shared, destination, Some(name)).await.map_err(Failure::Connect)?;
-    let server = ServerName::try_from(name.to_owned()).map_err(|error| Failure::Handshake(io::Error::other(error)))?;
+    let server =
+        ServerName::try_from(name.to_owned()).map_err(|error| Failure::Handshake(io::Error::other(error)))?;
     let connector = TlsConnector::from(shared.trust.client(offers));
     let secured = tokio::time::timeout(HANDSHAKE, connector.connect(server, stream)).await;
-    let stream = secured.map_err(|_| Failure::Handshake(io::ErrorKind::TimedOut.into()))?.map_err(Failure::Handshake)?;
+    let stream = secured
+        .map_err(|_| Failure::Handshake(io::ErrorKind::TimedOut.into()))?
+        .map_err(Failure::Handshake)?;
     let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
     Ok((Box::new(stream), chosen))
 }
 
-async fn handshake(stream: Box<dyn Stream>, protocol: Protocol, name: Option<String>) -> Result<Open, Failure> {
+async fn handshake(
+    stream: Box<dyn Stream>,
+    protocol: Protocol,
+    name: Option<String>,
+) -> Result<Open, Failure> {
     let io = TokioIo::new(stream);
     match protocol {
         Protocol::Http1 => {
             let mut builder = http1::Builder::new();
-            builder.preserve_header_case(true).max_buf_size(MAX_HEAD).max_headers(MAX_HEADERS);
+            builder
+                .preserve_header_case(true)
+                .max_buf_size(MAX_HEAD)
+                .max_header_size(MAX_HEAD)
+                .max_headers(MAX_HEADERS);
             let (sender, connection) = builder.handshake(io).await.map_err(Failure::Answer)?;
             // Its errors reach whoever waits for an answer.
             let driver = Driver(tokio::spawn(async move { drop(connection.with_upgrades().await) }));

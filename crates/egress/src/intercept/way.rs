@@ -49,7 +49,9 @@ impl Way for Kernel {
             if let Some(mark) = mark {
                 set_mark(socket.as_raw_fd(), mark)?;
             }
-            let stream = tokio::time::timeout(CONNECT, socket.connect(address)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+            let stream = tokio::time::timeout(CONNECT, socket.connect(address))
+                .await
+                .map_err(|_| io::ErrorKind::TimedOut)??;
             settle(&stream)?;
             Ok(stream)
         })
@@ -57,7 +59,9 @@ impl Way for Kernel {
 
     fn resolve(&self, name: &str) -> Pending<Vec<IpAddr>> {
         let name = name.to_owned();
-        Box::pin(async move { Ok(tokio::net::lookup_host((name, 0)).await?.map(|address| address.ip()).collect()) })
+        Box::pin(async move {
+            Ok(tokio::net::lookup_host((name, 0)).await?.map(|address| address.ip()).collect())
+        })
     }
 }
 
@@ -73,15 +77,23 @@ pub(super) fn settle(stream: &TcpStream) -> io::Result<()> {
 fn set_mark(socket: RawFd, mark: u32) -> io::Result<()> {
     let size = libc::socklen_t::try_from(size_of::<u32>()).expect("four fits");
     // SAFETY: the descriptor is open for the length of the call and the value lives on this stack.
-    let done = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_MARK, (&raw const mark).cast(), size) };
+    let done =
+        unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_MARK, (&raw const mark).cast(), size) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn original_v4(socket: RawFd) -> io::Result<SocketAddr> {
-    let mut address = libc::sockaddr_in { sin_family: 0, sin_port: 0, sin_addr: libc::in_addr { s_addr: 0 }, sin_zero: [0; 8] };
+    let mut address = libc::sockaddr_in {
+        sin_family: 0,
+        sin_port: 0,
+        sin_addr: libc::in_addr { s_addr: 0 },
+        sin_zero: [0; 8],
+    };
     let mut size = libc::socklen_t::try_from(size_of_val(&address)).expect("an address is small");
     // SAFETY: the kernel writes at most `size` bytes of a `sockaddr_in` into one.
-    let done = unsafe { libc::getsockopt(socket, libc::SOL_IP, SO_ORIGINAL_DST, (&raw mut address).cast(), &raw mut size) };
+    let done = unsafe {
+        libc::getsockopt(socket, libc::SOL_IP, SO_ORIGINAL_DST, (&raw mut address).cast(), &raw mut size)
+    };
     if done != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -99,7 +111,9 @@ fn original_v6(socket: RawFd) -> io::Result<SocketAddr> {
     };
     let mut size = libc::socklen_t::try_from(size_of_val(&address)).expect("an address is small");
     // SAFETY: the kernel writes at most `size` bytes of a `sockaddr_in6` into one.
-    let done = unsafe { libc::getsockopt(socket, libc::SOL_IPV6, SO_ORIGINAL_DST, (&raw mut address).cast(), &raw mut size) };
+    let done = unsafe {
+        libc::getsockopt(socket, libc::SOL_IPV6, SO_ORIGINAL_DST, (&raw mut address).cast(), &raw mut size)
+    };
     if done != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -104,7 +104,8 @@ impl fmt::Debug for Loan {
 
 impl Active {
     pub(super) fn of(contents: &Contents) -> Self {
-        let loans: Vec<Loan> = contents.bindings.values().map(|binding| Loan::of(binding, contents)).collect();
+        let loans: Vec<Loan> =
+            contents.bindings.values().map(|binding| Loan::of(binding, contents)).collect();
         let mut secrets = Vec::new();
         for binding in contents.bindings.values() {
             for name in binding.credentials() {
@@ -113,7 +114,10 @@ impl Active {
             secrets.extend(binding.substitutions.iter().map(|s| s.placeholder.clone()));
         }
         for loan in &loans {
-            let rendered = loan.injections.iter().map(|injection| String::from_utf8_lossy(injection.value.as_bytes()).into_owned());
+            let rendered = loan
+                .injections
+                .iter()
+                .map(|injection| String::from_utf8_lossy(injection.value.as_bytes()).into_owned());
             secrets.extend(rendered);
         }
         let redactor = Redactor::new(secrets.iter().map(String::as_str));
@@ -123,7 +127,9 @@ impl Active {
     /// Whether any request to this host could get something.
     #[must_use]
     pub fn covers(&self, scheme: Scheme, host: &str) -> bool {
-        self.loans.iter().any(|loan| loan.matches.schemes.contains(&scheme) && loan.precedence(host).is_some())
+        self.loans
+            .iter()
+            .any(|loan| loan.matches.schemes.contains(&scheme) && loan.precedence(host).is_some())
     }
 
     /// The binding for a request.
@@ -132,8 +138,12 @@ impl Active {
         let candidates: Vec<(u8, &Loan)> = self
             .loans
             .iter()
-            .filter(|loan| target.port == target.scheme.port() && loan.matches.schemes.contains(&target.scheme))
-            .filter(|loan| loan.matches.methods.iter().any(|method| method.eq_ignore_ascii_case(target.method)))
+            .filter(|loan| {
+                target.port == target.scheme.port() && loan.matches.schemes.contains(&target.scheme)
+            })
+            .filter(|loan| {
+                loan.matches.methods.iter().any(|method| method.eq_ignore_ascii_case(target.method))
+            })
             .filter_map(|loan| Some((loan.precedence(target.host)?, loan)))
             .collect();
         if candidates.is_empty() {
@@ -176,7 +186,9 @@ impl Loan {
             Auth::Bearer { credential } => vec![("authorization", format!("Bearer {}", value(credential)))],
             Auth::Basic { credential } => vec![("authorization", format!("Basic {}", value(credential)))],
             Auth::ApiKey { name, credential } => vec![(name, value(credential).to_owned())],
-            Auth::CustomHeaders { headers } => headers.iter().map(|(name, c)| (name.as_str(), value(c).to_owned())).collect(),
+            Auth::CustomHeaders { headers } => {
+                headers.iter().map(|(name, c)| (name.as_str(), value(c).to_owned())).collect()
+            }
             Auth::Passthrough => Vec::new(),
         };
         let injections = pairs.into_iter().map(|(name, value)| Injection {
@@ -192,7 +204,12 @@ impl Loan {
             name: binding.name.clone(),
             injections: injections.collect(),
             matches: binding.matches.clone(),
-            decoded: binding.matches.paths.iter().map(|pattern| path::decode(pattern.as_bytes()).into_owned()).collect(),
+            decoded: binding
+                .matches
+                .paths
+                .iter()
+                .map(|pattern| path::decode(pattern.as_bytes()).into_owned())
+                .collect(),
             substitutions: substitutions.collect(),
         }
     }

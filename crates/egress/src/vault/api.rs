@@ -133,7 +133,11 @@ impl Contents {
     }
 
     fn view(&self) -> StateView<'_> {
-        StateView { revision: self.revision, credentials: self.credential_views(), bindings: self.binding_views() }
+        StateView {
+            revision: self.revision,
+            credentials: self.credential_views(),
+            bindings: self.binding_views(),
+        }
     }
 }
 
@@ -152,7 +156,10 @@ pub fn handle(vault: &mut Vault, call: Call<'_>) -> Answer {
         "/_active" => return Answer::text(StatusCode::FORBIDDEN, "forbidden"),
         rest => rest,
     };
-    let reads = rest == "/credentials" || rest == "/bindings" || rest.starts_with("/credentials/") || rest.starts_with("/bindings/");
+    let reads = rest == "/credentials"
+        || rest == "/bindings"
+        || rest.starts_with("/credentials/")
+        || rest.starts_with("/bindings/");
     if !reads {
         return Answer::text(StatusCode::NOT_FOUND, "not found");
     }
@@ -168,8 +175,13 @@ pub fn handle(vault: &mut Vault, call: Call<'_>) -> Answer {
 fn part(contents: &Contents, rest: &str) -> Answer {
     let revision = contents.revision;
     match rest {
-        "/credentials" => Answer::json(StatusCode::OK, &CredentialsView { revision, credentials: contents.credential_views() }),
-        "/bindings" => Answer::json(StatusCode::OK, &BindingsView { revision, bindings: contents.binding_views() }),
+        "/credentials" => Answer::json(
+            StatusCode::OK,
+            &CredentialsView { revision, credentials: contents.credential_views() },
+        ),
+        "/bindings" => {
+            Answer::json(StatusCode::OK, &BindingsView { revision, bindings: contents.binding_views() })
+        }
         _ => {
             if let Some(name) = rest.strip_prefix("/credentials/") {
                 return match contents.credentials.get(name.trim()) {
@@ -188,7 +200,9 @@ fn part(contents: &Contents, rest: &str) -> Answer {
 
 fn whole(vault: &mut Vault, call: Call<'_>) -> Result<Answer, Refusal> {
     match *call.method {
-        Method::GET => Ok(Answer::json(StatusCode::OK, &vault.contents.as_ref().ok_or(Refusal::Missing)?.view())),
+        Method::GET => {
+            Ok(Answer::json(StatusCode::OK, &vault.contents.as_ref().ok_or(Refusal::Missing)?.view()))
+        }
         Method::POST => create(vault, call),
         Method::PATCH => patch(vault, call),
         Method::DELETE => {
@@ -199,7 +213,13 @@ fn whole(vault: &mut Vault, call: Call<'_>) -> Result<Answer, Refusal> {
             }
             vault.replace(None);
             let content_type = "text/plain; charset=utf-8";
-            Ok(Answer { status: StatusCode::NO_CONTENT, content_type, allow: None, body: String::new(), changed: true })
+            Ok(Answer {
+                status: StatusCode::NO_CONTENT,
+                content_type,
+                allow: None,
+                body: String::new(),
+                changed: true,
+            })
         }
         _ => Ok(Answer::wrong_method("GET, POST, PATCH, DELETE")),
     }
@@ -230,7 +250,8 @@ fn patch(vault: &mut Vault, call: Call<'_>) -> Result<Answer, Refusal> {
     }
     candidate.revision += 1;
     let scope = vault.conditions.scope;
-    mutation::patch_credentials(&mut candidate.credentials, raw.credentials, candidate.revision).map_err(Refusal::Invalid)?;
+    mutation::patch_credentials(&mut candidate.credentials, raw.credentials, candidate.revision)
+        .map_err(Refusal::Invalid)?;
     mutation::patch_bindings(&mut candidate.bindings, raw.bindings, scope).map_err(Refusal::Invalid)?;
     vault.commit(candidate, call.rules)?;
     Ok(shown(vault, StatusCode::OK))

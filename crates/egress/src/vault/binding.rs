@@ -119,8 +119,12 @@ impl Auth {
 
     pub(super) fn credentials(&self) -> Vec<&str> {
         match self {
-            Self::Bearer { credential } | Self::Basic { credential } | Self::ApiKey { credential, .. } => vec![credential],
-            Self::CustomHeaders { headers } => headers.iter().map(|(_, credential)| credential.as_str()).collect(),
+            Self::Bearer { credential } | Self::Basic { credential } | Self::ApiKey { credential, .. } => {
+                vec![credential]
+            }
+            Self::CustomHeaders { headers } => {
+                headers.iter().map(|(_, credential)| credential.as_str()).collect()
+            }
             Self::Passthrough => Vec::new(),
         }
     }
@@ -162,12 +166,18 @@ pub(super) fn binding(raw: request::Binding, scope: Scope) -> Result<Binding, St
     let name = bounded(name, "binding name")?;
     let within = |error: String| format!("binding {name:?}: {error}");
     scoped(&raw.matches, scope).map_err(within)?;
-    let stray = raw.matches.ports.iter().find(|port| (1..=65535).contains(*port) && !matches!(port, 80 | 443)).copied();
+    let stray = raw
+        .matches
+        .ports
+        .iter()
+        .find(|port| (1..=65535).contains(*port) && !matches!(port, 80 | 443))
+        .copied();
     let matches = matches(raw.matches).map_err(within)?;
     if let Some(port) = stray {
         return Err(format!("binding {name:?} port {port} is not a configured transparent intercept port"));
     }
-    let substitutions = raw.auth.substitutions.iter().map(substitution).collect::<Result<Vec<_>, _>>().map_err(within)?;
+    let substitutions =
+        raw.auth.substitutions.iter().map(substitution).collect::<Result<Vec<_>, _>>().map_err(within)?;
     unique(&substitutions).map_err(within)?;
     let auth = auth(raw.auth).map_err(within)?;
     Ok(Binding { name, matches, auth, substitutions })
@@ -198,8 +208,11 @@ fn matches(raw: request::Match) -> Result<Match, String> {
         return Err(format!("invalid port {port}"));
     }
     let hosts = each(&raw.hosts, host)?;
-    let methods =
-        if raw.methods.is_empty() { METHODS.map(str::to_owned).to_vec() } else { each(&raw.methods, method)? };
+    let methods = if raw.methods.is_empty() {
+        METHODS.map(str::to_owned).to_vec()
+    } else {
+        each(&raw.methods, method)?
+    };
     let paths = if raw.paths.is_empty() { vec!["/*".to_owned()] } else { each(&raw.paths, path)? };
     let ports = schemes.iter().map(|scheme| scheme.port()).collect();
     Ok(Match { schemes, ports, hosts, methods, paths })
@@ -234,7 +247,9 @@ fn method(text: &str) -> Result<String, String> {
         "" => Err("method cannot be blank".to_owned()),
         // One echoes the request, the other is no request to this host.
         "TRACE" | "CONNECT" => Err(format!("method {method:?} cannot carry credentials")),
-        _ if http::Method::from_bytes(method.as_bytes()).is_err() => Err(format!("invalid method {method:?}")),
+        _ if http::Method::from_bytes(method.as_bytes()).is_err() => {
+            Err(format!("invalid method {method:?}"))
+        }
         _ => bounded(method, "method"),
     }
 }
@@ -357,7 +372,10 @@ fn substitution(raw: &request::Substitution) -> Result<Substitution, String> {
         return Err("substitution placeholder cannot be empty".to_owned());
     }
     if placeholder.chars().any(char::is_control) || placeholder.len() > MAX_TEXT {
-        return Err("substitution placeholder cannot be longer than 2048 bytes or contain control characters".to_owned());
+        return Err(
+            "substitution placeholder cannot be longer than 2048 bytes or contain control characters"
+                .to_owned(),
+        );
     }
     if raw.surfaces.is_empty() {
         return Err(format!("substitution for placeholder {placeholder:?} requires in"));
@@ -380,7 +398,10 @@ fn unique(substitutions: &[Substitution]) -> Result<(), String> {
         let before = substitutions[..at].iter().filter(|other| other.placeholder == one.placeholder);
         for other in before {
             if other.surfaces.iter().any(|surface| one.surfaces.contains(surface)) {
-                return Err(format!("duplicate substitution placeholder {:?} on one surface", one.placeholder));
+                return Err(format!(
+                    "duplicate substitution placeholder {:?} on one surface",
+                    one.placeholder
+                ));
             }
         }
     }

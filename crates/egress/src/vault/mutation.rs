@@ -24,11 +24,17 @@ impl Named for Binding {
 }
 
 /// The first contents: a list of unique names.
-pub(super) fn credentials(raw: Vec<request::Credential>, revision: u64) -> Result<BTreeMap<String, Credential>, String> {
+pub(super) fn credentials(
+    raw: Vec<request::Credential>,
+    revision: u64,
+) -> Result<BTreeMap<String, Credential>, String> {
     collect(raw, "credential", |raw| binding::credential(raw, revision))
 }
 
-pub(super) fn bindings(raw: Vec<request::Binding>, scope: Scope) -> Result<BTreeMap<String, Binding>, String> {
+pub(super) fn bindings(
+    raw: Vec<request::Binding>,
+    scope: Scope,
+) -> Result<BTreeMap<String, Binding>, String> {
     collect(raw, "binding", |raw| binding::binding(raw, scope))
 }
 

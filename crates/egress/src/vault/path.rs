@@ -81,7 +81,14 @@ mod tests {
 
     #[test]
     fn ordinary_paths_are_clear() {
-        for (path, layers) in [("/v1/users", 1), ("/a%20b", 2), ("/group%2Fproject", 2), ("/100%", 1), ("/a..b/...", 1), ("/%2541", 3)] {
+        for (path, layers) in [
+            ("/v1/users", 1),
+            ("/a%20b", 2),
+            ("/group%2Fproject", 2),
+            ("/100%", 1),
+            ("/a..b/...", 1),
+            ("/%2541", 3),
+        ] {
             let Readings::Clear(found) = readings(path) else { panic!("{path}") };
             assert_eq!(found.len(), layers, "{path}");
         }

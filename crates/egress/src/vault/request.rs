@@ -1,7 +1,7 @@
 //! What the API takes: lenient about `null` and missing members, strict about unknown ones.
 
-use serde::de::{DeserializeOwned, Deserializer};
 use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer};
 
 use super::secret::Secret;
 
@@ -175,8 +175,14 @@ mod tests {
         let cases: &[(&str, &str)] = &[
             (r#"{"credentials":[],"extra":"hunter2"}"#, r#"json: unknown field "extra""#),
             (r#"{"credentials":"hunter2"}"#, "json: expected a sequence at line 1, column 24"),
-            (r#"{"credentials":"hunter2, expected hunter2"}"#, "json: expected a sequence at line 1, column 42"),
-            (r#"{"credentials":[{"name":"a","source":{"value":17}}]}"#, "json: expected a string at line 1, column 48"),
+            (
+                r#"{"credentials":"hunter2, expected hunter2"}"#,
+                "json: expected a sequence at line 1, column 42",
+            ),
+            (
+                r#"{"credentials":[{"name":"a","source":{"value":17}}]}"#,
+                "json: expected a string at line 1, column 48",
+            ),
             (r#"{"credentials":[{"source":{"value":"hunter2""#, "json: malformed at line 1, column 44"),
             ("", "EOF"),
         ];
@@ -190,15 +196,16 @@ mod tests {
 
     #[test]
     fn null_is_absence() {
-        let create: Create = read(br#"{"credentials":null,"bindings":[{"name":"b","match":{"hosts":null},"auth":null}]}"#).unwrap();
+        let create: Create =
+            read(br#"{"credentials":null,"bindings":[{"name":"b","match":{"hosts":null},"auth":null}]}"#)
+                .unwrap();
         assert!(create.credentials.is_empty());
         assert_eq!(create.bindings[0].name, "b");
     }
 
     #[test]
     fn a_request_prints_no_secret() {
-        let create: Create =
-            read(br#"{"credentials":[{"name":"a","source":{"value":"hunter2"}}]}"#).unwrap();
+        let create: Create = read(br#"{"credentials":[{"name":"a","source":{"value":"hunter2"}}]}"#).unwrap();
         assert!(!format!("{create:?}").contains("hunter2"));
     }
 }

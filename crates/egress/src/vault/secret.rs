@@ -41,11 +41,16 @@ pub(super) mod exposed {
 
     use super::Secret;
 
-    pub(in crate::vault) fn serialize<S: Serializer>(secret: &Secret, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(in crate::vault) fn serialize<S: Serializer>(
+        secret: &Secret,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(secret.expose())
     }
 
-    pub(in crate::vault) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Secret, D::Error> {
+    pub(in crate::vault) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Secret, D::Error> {
         String::deserialize(deserializer).map(Secret::new)
     }
 }

@@ -138,7 +138,11 @@ impl Vault {
     /// Whether the bindings in force could stay under these rules; to be asked before the rules change.
     pub fn check(&self, rules: &dyn Rules) -> Result<(), Refusal> {
         let Some(contents) = &self.contents else { return Ok(()) };
-        contents.bindings.values().try_for_each(|binding| self.permitted(binding, rules)).map_err(Refusal::Invalid)
+        contents
+            .bindings
+            .values()
+            .try_for_each(|binding| self.permitted(binding, rules))
+            .map_err(Refusal::Invalid)
     }
 
     pub(super) fn writable(&self) -> Result<(), Refusal> {
@@ -170,8 +174,13 @@ impl Vault {
 
     fn validate(&self, candidate: &Contents, rules: &dyn Rules) -> Result<(), String> {
         let values: usize = candidate.credentials.values().map(|c| c.value.expose().len()).sum();
-        if candidate.credentials.len() > MAX_ITEMS || candidate.bindings.len() > MAX_ITEMS || values > MAX_VALUES {
-            return Err(format!("credential vault holds at most {MAX_ITEMS} credentials, {MAX_ITEMS} bindings and {MAX_VALUES} bytes of values"));
+        if candidate.credentials.len() > MAX_ITEMS
+            || candidate.bindings.len() > MAX_ITEMS
+            || values > MAX_VALUES
+        {
+            return Err(format!(
+                "credential vault holds at most {MAX_ITEMS} credentials, {MAX_ITEMS} bindings and {MAX_VALUES} bytes of values"
+            ));
         }
         for binding in candidate.bindings.values() {
             references(binding, &candidate.credentials)?;
@@ -190,10 +199,16 @@ impl Vault {
                 None => host.clone(),
             };
             if rules.name(&probe).action != Action::Allow {
-                return Err(format!("binding {:?} host {host:?} is not allowed by egress policy", binding.name));
+                return Err(format!(
+                    "binding {:?} host {host:?} is not allowed by egress policy",
+                    binding.name
+                ));
             }
             if passes(&self.conditions.passed, host) || passes(&self.conditions.passed, &probe) {
-                return Err(format!("binding {:?} host {host:?} matches mitmproxy ignore_hosts", binding.name));
+                return Err(format!(
+                    "binding {:?} host {host:?} matches mitmproxy ignore_hosts",
+                    binding.name
+                ));
             }
         }
         Ok(())
@@ -211,9 +226,13 @@ fn references(binding: &Binding, credentials: &BTreeMap<String, Credential>) -> 
     if let Some(name) = binding.credentials().find(|name| !credentials.contains_key(*name)) {
         return Err(format!("binding {:?} references unknown credential {name:?}", binding.name));
     }
-    let unfit = |name: &&str| credentials[*name].value.expose().bytes().any(|b| matches!(b, 0..=8 | 10..=31 | 127));
+    let unfit =
+        |name: &&str| credentials[*name].value.expose().bytes().any(|b| matches!(b, 0..=8 | 10..=31 | 127));
     match binding.in_headers().find(unfit) {
-        Some(name) => Err(format!("binding {:?} cannot put credential {name:?} into a header: it has control characters", binding.name)),
+        Some(name) => Err(format!(
+            "binding {:?} cannot put credential {name:?} into a header: it has control characters",
+            binding.name
+        )),
         None => Ok(()),
     }
 }
