@@ -128,6 +128,7 @@ async fn secure(
         _ => false,
     };
     if !bound {
+        live.passes_undecrypted();
         let mut upstream = proxy::reach(&shared, destination, name).await?;
         upstream.write_all(&hello.bytes).await?;
         tunnel::join(stream, upstream).await;

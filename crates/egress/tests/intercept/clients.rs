@@ -97,6 +97,7 @@ async fn python_and_node_trust_the_authority() {
          found = socket.getaddrinfo\n\
          socket.getaddrinfo = lambda host, *rest, **more: found('127.0.0.1', *rest, **more)\n\
          context = ssl.create_default_context(cafile='mitmproxy-ca-cert.pem')\n\
+         context.verify_flags |= ssl.VERIFY_X509_STRICT\n\
          answer = urllib.request.urlopen('https://{NAME}:{port}/py', context=context)\n\
          print(answer.status, answer.headers['x-echo'], answer.read())"
     );

@@ -267,3 +267,40 @@ async fn a_closed_connection_is_made_again() {
     }
     driver.abort();
 }
+
+#[tokio::test]
+async fn no_corner_of_an_answer_keeps_a_secret() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stack = Stack::bound();
+    let tls = stack.identity(NAME, &[]);
+    let listener = stack.listen(HTTPS).await;
+    let answer = format!(
+        "HTTP/1.1 103 Early {SECRET}\r\nLink: <{SECRET}>\r\n\r\n\
+         HTTP/1.1 302 Found {SECRET}\r\nLocation: https://x/?t={SECRET}&b=Bearer%20{SECRET}\r\nSet-Cookie: a={SECRET}; Path=/\r\n\
+         Set-Cookie: b=1\r\nX-{SECRET}: name\r\nConnection: x-hop\r\nX-Hop: {SECRET}\r\nTrailer: x-end\r\nTransfer-Encoding: chunked\r\n\r\n\
+         2\r\nok\r\n0\r\nX-End: Bearer {SECRET}\r\n\r\n"
+    );
+    stack.own(tokio::spawn(async move {
+        let mut stream = tls.accept(listener.accept().await.unwrap().0).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            stream.read_buf(&mut head).await.unwrap();
+        }
+        assert!(String::from_utf8(head).unwrap().contains(SECRET));
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+    }));
+    let through = stack.intercept(HTTPS).await;
+    let mut stream = stack.inside(through, &[]).await;
+    let request = format!("GET / HTTP/1.1\r\nHost: {NAME}\r\nTE: trailers\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut seen = Vec::new();
+    let _ = stream.read_to_end(&mut seen).await;
+    let seen = String::from_utf8(seen).unwrap().to_lowercase();
+    assert!(
+        seen.contains("location: https://x/?t=[redacted]&b=") && seen.contains("set-cookie: b=1"),
+        "{seen}"
+    );
+    // A header's name is the one place where a value cannot be replaced; a server that puts it there has it anyway.
+    assert!(!seen.replace(&format!("x-{SECRET}"), "").contains(SECRET), "{seen}");
+}

@@ -90,6 +90,20 @@ async fn a_change_of_the_rules_ends_what_they_no_longer_allow() {
     }
 }
 
+#[tokio::test]
+async fn a_new_binding_ends_the_connections_it_cannot_lend_on() {
+    let mut stack = Stack::new();
+    let (_, handler) = recorder();
+    let tls = stack.identity(NAME, &[]);
+    stack.serve(HTTPS, Some(tls), handler).await;
+    let through = stack.intercept(HTTPS).await;
+    let _passed = stack.handshake(through, NAME, &stack.public_ca, &[]).await.unwrap();
+    assert_eq!(stack.interceptors[0].recheck(), 0);
+    stack.write(http::Method::POST, &crate::stack::bearer(""), StatusCode::CREATED);
+    let _lent = stack.inside(through, &[]).await;
+    assert_eq!(stack.interceptors[0].recheck(), 1);
+}
+
 /// A proxy that takes one CONNECT per connection and says what it was asked.
 async fn proxy(stack: &mut Stack, target: String) -> std::sync::Arc<std::sync::Mutex<Vec<String>>> {
     let listener = stack.listen("192.0.2.99:3128").await;
