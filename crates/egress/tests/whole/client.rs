@@ -59,12 +59,12 @@ pub fn connect(address: impl Into<IpAddr>, port: u16) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Says a word and hears it, through a server that repeats.
+/// Says something that is neither TLS nor HTTP and hears it, through a server that repeats.
 pub fn echo(stream: &mut TcpStream) -> io::Result<()> {
-    stream.write_all(b"word")?;
+    stream.write_all(b"\0ord")?;
     let mut heard = [0; 4];
     stream.read_exact(&mut heard)?;
-    assert_eq!(&heard, b"word");
+    assert_eq!(&heard, b"\0ord");
     Ok(())
 }
 
