@@ -11,3 +11,6 @@ pub mod probing;
 pub mod question;
 pub mod server;
 pub mod upstream;
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,8 @@ pub mod intercept;
 pub mod outbound;
 pub mod plane;
 pub mod policy;
+#[cfg(test)]
+mod rehearsal;
 pub mod resolved;
 pub mod settings;
 pub mod state;

@@ -27,6 +27,7 @@ use crate::state::{Kept, Section, State};
 
 use file::PolicyFile;
 
+const DNS: u16 = 53;
 const HTTP: u16 = 80;
 const HTTPS: u16 = 443;
 
@@ -214,6 +215,8 @@ impl Plane {
             return Err(error);
         }
         self.always = Arc::new(always);
+        let detail = format!("{} denied, {} allowed", self.always.deny.len(), self.always.allow.len());
+        self.audit.tell(Event::Noted { what: "always-rules-changed".into(), detail });
         Ok(Some(self.always.clone()))
     }
 
@@ -248,7 +251,11 @@ impl Plane {
     fn cut(&mut self, rules: &Effective) -> io::Result<()> {
         let known = self.resolved.by_address();
         let allowed = |name: &str| rules.name(name).action == Action::Allow;
+        let exempt = &self.fixed.dns_exempt;
         let ended = self.enforcer.cut(&|connection: &Connection| {
+            if connection.port == DNS && exempt.contains(&connection.address) {
+                return true;
+            }
             let names = known.get(&connection.address);
             match (rules.address(connection.address), &connection.host, names) {
                 (Some(verdict), ..) => verdict.action == Action::Allow,
@@ -341,3 +348,6 @@ fn read_policy(text: &str) -> io::Result<Policy> {
 fn encoded(policy: &Policy) -> Vec<u8> {
     serde_json::to_vec(policy).expect("a policy is texts and words")
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,12 +11,14 @@ use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::audit::output::Output;
 use crate::audit::webhook::{Denials, Webhook};
+use crate::audit::{Audit, Event};
 use crate::control::{Control, Health, server};
 use crate::diagnostics::{set_level, tell};
 use crate::dns::gate::{Families, NameGate};
@@ -93,6 +95,7 @@ async fn work() -> Result<(), Failed> {
     for warning in warnings {
         tell(Level::Warn, warning);
     }
+    raise_descriptors();
     let mut tasks = Tasks::default();
     start(&settings, &mut tasks).await?;
     tokio::select! {
@@ -103,6 +106,15 @@ async fn work() -> Result<(), Failed> {
         }),
         _ = terminated.recv() => Ok(()),
         _ = interrupted.recv() => Ok(()),
+    }
+}
+
+/// Each connection that is looked into takes two; a container's usual limit is for programs that hold none.
+fn raise_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tell(Level::Warn, format_args!("the number of connections stays small: {error}"));
     }
 }
 
@@ -140,6 +152,8 @@ struct Ground {
     trust: Trust,
     audit: Arc<Output>,
     vault: Shared,
+    /// An earlier worker has died.
+    had_predecessor: bool,
 }
 
 async fn start(settings: &Settings, tasks: &mut Tasks) -> Result<(), Failed> {
@@ -190,6 +204,10 @@ async fn start(settings: &Settings, tasks: &mut Tasks) -> Result<(), Failed> {
     tasks.add("the rounds", rounds(plane, ground.audit.clone()));
     health.set_ready();
     ground.audit.ready();
+    if ground.had_predecessor {
+        let detail = "everything is enforced again".to_owned();
+        ground.audit.tell(Event::Noted { what: "restarted".to_owned(), detail });
+    }
     Ok(())
 }
 
@@ -215,7 +233,9 @@ fn ground(settings: &Settings, tasks: &mut Tasks) -> Result<Ground, Failed> {
     });
     let audit = Arc::new(Output::start(denials).map_err(step("write events"))?);
     let vault = Shared::restore(settings, &state.section(Section::Vault));
-    Ok(Ground { state, mark, upstreams, trust, audit, vault })
+    let policy = state.section(Section::Policy).read().map_err(step("read the state"))?;
+    let had_predecessor = !policy.is_empty();
+    Ok(Ground { state, mark, upstreams, trust, audit, vault, had_predecessor })
 }
 
 /// The rules, and those who see the packets that the kernel asks about.

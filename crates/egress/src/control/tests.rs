@@ -1,59 +1,11 @@
-use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tempfile::TempDir;
 
 use super::*;
-use crate::audit::{Audit, Event};
-use crate::enforcer::Enforcer;
-use crate::firewall::{Connection, Plan};
-use crate::plane::{Dependent, Parts};
+use crate::plane::Dependent;
 use crate::policy::{Action, Rules};
-use crate::settings::Settings;
-use crate::state::State;
-
-/// What a kernel was asked, and whether it does it.
-#[derive(Default)]
-struct Recorded {
-    plans: Vec<Plan>,
-    broken: Option<&'static str>,
-    cuts: usize,
-}
-
-#[derive(Clone, Default)]
-struct Kernel(Arc<Mutex<Recorded>>);
-
-impl Enforcer for Kernel {
-    fn apply(&mut self, plan: &Plan) -> io::Result<()> {
-        let mut recorded = self.0.lock().unwrap();
-        if recorded.broken == Some("apply") {
-            return Err(io::Error::other("no kernel"));
-        }
-        recorded.plans.push(plan.clone());
-        Ok(())
-    }
-
-    fn admit(&mut self, _: &[(IpAddr, Duration)]) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn cut(&mut self, _: &dyn Fn(&Connection) -> bool) -> io::Result<usize> {
-        let mut recorded = self.0.lock().unwrap();
-        if recorded.broken == Some("cut") {
-            return Err(io::Error::other("no conntrack"));
-        }
-        recorded.cuts += 1;
-        Ok(0)
-    }
-}
-
-struct Silent;
-
-impl Audit for Silent {
-    fn tell(&self, _: Event) {}
-}
+use crate::rehearsal::{Free, Kernel, Rehearsal, settings};
 
 /// Lends something to this host.
 struct Lends(&'static str);
@@ -86,30 +38,17 @@ struct Stand {
 impl Stand {
     fn new(token: Option<&str>, rules: &str, dependent: impl Dependent + 'static) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("policy.json").to_str().unwrap().to_owned();
-        let missing = folder.path().join("always").to_str().unwrap().to_owned();
-        let (settings, _) = Settings::read(&|name| match name {
-            "OPENSANDBOX_EGRESS_RULES" => Some(rules.to_owned()),
-            "OPENSANDBOX_EGRESS_POLICY_FILE" => Some(file.clone()),
-            "OPENSANDBOX_EGRESS_MAX_RULES" => Some("3".into()),
-            "SANDGLASS_EGRESS_ALWAYS_DIR" => Some(missing.clone()),
-            _ => None,
-        })
-        .unwrap();
-        let kernel = Kernel::default();
-        let state = State::create().unwrap();
-        let first = Plane::first_rules(&settings, &state).unwrap();
-        let parts = Parts {
-            state,
-            enforcer: Box::new(kernel.clone()),
-            audit: Arc::new(Silent),
-            dependent: Box::new(dependent),
-        };
-        let mut plane = Plane::open(&settings, first, parts).unwrap();
-        plane.start().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let settings = settings(&[
+            ("OPENSANDBOX_EGRESS_RULES", rules),
+            ("OPENSANDBOX_EGRESS_POLICY_FILE", &path("policy.json")),
+            ("OPENSANDBOX_EGRESS_MAX_RULES", "3"),
+            ("SANDGLASS_EGRESS_ALWAYS_DIR", &path("always")),
+        ]);
+        let Rehearsal { plane, kernel, .. } = Rehearsal::new(&settings, dependent);
         let control = Control {
             token: token.map(Secret::new),
-            plane: Arc::new(Mutex::new(plane)),
+            plane,
             vault: Box::new(NoVault),
             health: Arc::default(),
         };
@@ -189,14 +128,6 @@ fn an_empty_body_resets_and_a_binding_in_use_prevents_it() {
     }
 }
 
-struct Free;
-
-impl Dependent for Free {
-    fn accepts(&self, _: &dyn Rules) -> Result<(), String> {
-        Ok(())
-    }
-}
-
 #[test]
 fn patches_and_deletions() {
     let stand = Stand::open(LENT);
@@ -250,28 +181,28 @@ fn a_kernel_that_fails_leaves_everything_as_it_was() {
     let more = r#"[{"action":"allow","target":"192.0.2.1"}]"#;
     for broken in ["apply", "cut"] {
         let before = stand.everything();
-        stand.kernel.0.lock().unwrap().broken = Some(broken);
+        stand.kernel.lock().broken = Some(broken);
         let (status, told) = stand.policy(Method::PATCH, more);
         assert_eq!(status, 500);
         assert!(told.starts_with("cannot put the policy into the kernel: no "), "{told}");
-        stand.kernel.0.lock().unwrap().broken = None;
+        stand.kernel.lock().broken = None;
         assert_eq!(stand.everything(), before);
-        let last = stand.kernel.0.lock().unwrap().plans.last().unwrap().clone();
+        let last = stand.kernel.lock().plans.last().unwrap().clone();
         assert!(last.networks.is_empty(), "the kernel has the old rules");
     }
     assert_eq!(stand.policy(Method::PATCH, more).0, 200);
-    assert_eq!(stand.kernel.0.lock().unwrap().plans.last().unwrap().networks.len(), 1);
+    assert_eq!(stand.kernel.lock().plans.last().unwrap().networks.len(), 1);
 }
 
 #[test]
 fn a_file_that_cannot_be_written_leaves_everything_as_it_was() {
     let stand = Stand::open(LENT);
-    let plans = stand.kernel.0.lock().unwrap().plans.len();
+    let plans = stand.kernel.lock().plans.len();
     std::fs::create_dir(stand.folder.path().join("policy.json")).unwrap();
     let (status, told) = stand.policy(Method::PUT, r#"{"defaultAction":"allow"}"#);
     assert_eq!(status, 500);
     assert!(told.starts_with("cannot store the policy: "), "{told}");
-    assert_eq!(stand.kernel.0.lock().unwrap().plans.len(), plans);
+    assert_eq!(stand.kernel.lock().plans.len(), plans);
     assert!(stand.policy(Method::GET, "").1.contains("lent.test"));
 }
 

@@ -52,8 +52,11 @@ async fn packets(socket: Arc<UdpSocket>, gate: Arc<NameGate>) {
         while tasks.try_join_next().is_some() {}
         let (length, asker) = match socket.recv_from(&mut packet).await {
             Ok(received) => received,
-            // An earlier answer that could not be delivered is told here.
-            Err(_) => continue,
+            // An earlier answer that could not be delivered is told here; anything that lasts must not make us spin.
+            Err(_) => {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                continue;
+            }
         };
         match question::read(&packet[..length]) {
             Asked::Nothing => {}

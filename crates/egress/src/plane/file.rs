@@ -25,12 +25,12 @@ impl PolicyFile {
         Self(path)
     }
 
-    /// The stored policy, none if there is no file or nothing in it.
+    /// The stored policy, none if nothing was ever stored.
     pub fn read(&self) -> io::Result<Option<Policy>> {
         let Some(path) = &self.0 else { return Ok(None) };
         let told = |problem: String| io::Error::other(format!("{}: {problem}", path.display()));
         let Some(content) = content(path).map_err(|error| told(error.to_string()))? else {
-            return Err(told("no such file".into()));
+            return Ok(None);
         };
         let text = String::from_utf8(content).map_err(|error| told(error.to_string()))?;
         if text.trim().is_empty() {
@@ -109,7 +109,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("policy.json");
         let file = PolicyFile::new(Some(path.clone()));
-        assert!(file.read().unwrap_err().to_string().contains("no such file"));
+        assert!(file.read().unwrap().is_none());
         let policy = Policy::parse(r#"{"egress":[{"action":"allow","target":"a.test"}]}"#).unwrap();
         let before = file.write(&policy).unwrap();
         assert_eq!(file.read().unwrap().unwrap(), policy);
