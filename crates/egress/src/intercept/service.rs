@@ -87,11 +87,13 @@ impl Resolved for Led {
     }
 }
 
+type Connections = HashMap<u64, (Arc<Live>, AbortHandle)>;
+
 /// Takes redirected connections. Clones share them.
 #[derive(Clone)]
 pub struct Interceptor {
     shared: Arc<Shared>,
-    connections: Arc<Mutex<HashMap<u64, (Arc<Live>, AbortHandle)>>>,
+    connections: Arc<Mutex<Connections>>,
 }
 
 impl fmt::Debug for Interceptor {
@@ -182,7 +184,7 @@ impl Interceptor {
         }
     }
 
-    fn live(&self) -> MutexGuard<'_, HashMap<u64, (Arc<Live>, AbortHandle)>> {
+    fn live(&self) -> MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
