@@ -4,10 +4,10 @@ use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
+use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body as _;
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::ext::ReasonPhrase;
 use hyper::upgrade::OnUpgrade;
@@ -15,13 +15,13 @@ use hyper_util::rt::TokioIo;
 
 use crate::audit::{Event, Gate};
 use crate::policy::Resolved;
-use crate::vault::{Active, BodyKind, Loan, Scheme, Selection, Target};
+use crate::vault::{Active, Scheme, Selection, Target};
 
 use super::MAX_BODY;
 use super::host;
 use super::judge::{Wanted, judge};
 use super::message::{self, Body, Held, Passed, refusal};
-use super::rewrite::{self, Remaining};
+use super::rewrite;
 use super::service::{Live, Shared};
 use super::tunnel;
 use super::upstream::{Failure, Protocol, Upstream};
@@ -101,9 +101,13 @@ async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<R
     let protocol = message::upgrade(request.headers()).filter(|_| upstream.protocol() == Protocol::Http1);
     let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
     let bodiless = *request.method() == Method::HEAD;
-    message::strip_request(request.headers_mut(), protocol.clone());
+    let trailers = message::takes_trailers(request.headers());
+    message::strip_request(request.headers_mut(), protocol);
     let request = lend(session, active.as_deref(), host.as_deref(), request).await?;
-    let request = framed(session, upstream.protocol(), request);
+    let mut request = framed(session, upstream.protocol(), request);
+    if trailers && upstream.protocol() == Protocol::Http2 {
+        request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
+    }
     let sent = upstream.send(host.as_deref(), request).await;
     let mut response = sent.map_err(|failure| failed(host.as_deref(), &failure))?;
     if let (Some(client), StatusCode::SWITCHING_PROTOCOLS) = (client, response.status()) {
@@ -197,21 +201,29 @@ async fn lend(
             return Err(withheld(session, host, "credential withheld: the name has not led to this address"));
         }
     };
-    let remaining = rewrite::head(active, loan, target, &mut parts).map_err(|rewrite::Changed| {
+    let mut done = rewrite::head(active, loan, target, &mut parts).map_err(|rewrite::Changed| {
         withheld(session, host, "credential binding ambiguous after substitution")
     })?;
-    let body = match remaining {
-        Remaining::Body(kind) if !body.is_end_stream() => {
-            replaced(session, loan, kind, &mut parts, body).await?
+    let body = match done.body {
+        Some(kind) if !body.is_end_stream() && body.size_hint().lower() <= MAX_BODY as u64 => {
+            let mut held = hold(session, body).await?;
+            if let Some(replaced) = held.whole().then(|| loan.in_body(kind, &held.ahead)).flatten() {
+                parts.headers.remove(CONTENT_LENGTH);
+                held.ahead = replaced.into();
+                done.lent = true;
+            }
+            held.boxed_unsync()
         }
         _ => body.map_err(Into::into).boxed_unsync(),
     };
-    session.shared.audit.tell(Event::Injected {
-        binding: loan.name.clone(),
-        host: host.to_owned(),
-        method: method.as_str().to_owned(),
-        revision: active.revision,
-    });
+    if done.lent {
+        session.shared.audit.tell(Event::Injected {
+            binding: loan.name.clone(),
+            host: host.to_owned(),
+            method: method.as_str().to_owned(),
+            revision: active.revision,
+        });
+    }
     Ok(Request::from_parts(parts, body))
 }
 
@@ -226,30 +238,12 @@ fn withheld(session: &Session, host: &str, text: &str) -> Refused {
     Refused::new(StatusCode::FORBIDDEN, text)
 }
 
-/// The body with its placeholders replaced, or as it is if it is long or no text.
-async fn replaced(
-    session: &Session,
-    loan: &Loan,
-    kind: BodyKind,
-    parts: &mut http::request::Parts,
-    body: Incoming,
-) -> Result<Body, Refused> {
-    let long = body.size_hint().lower() > MAX_BODY as u64;
-    if long {
-        return Ok(body.map_err(Into::into).boxed_unsync());
-    }
-    let permit = session.shared.held.acquire().await.expect("the semaphore is never closed");
-    let held = Held::read(body, MAX_BODY).await;
-    drop(permit);
-    let held = held.map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "the request's body ended early"))?;
-    let replaced = if held.whole() { loan.in_body(kind, &held.ahead) } else { None };
-    Ok(match replaced {
-        Some(replaced) => {
-            parts.headers.remove(CONTENT_LENGTH);
-            Full::from(replaced).map_err(|never| match never {}).boxed_unsync()
-        }
-        None => held.boxed_unsync(),
-    })
+/// The body, or its beginning if it is long.
+async fn hold(session: &Session, body: Incoming) -> Result<Held, Refused> {
+    let permit =
+        Arc::clone(&session.shared.held).acquire_owned().await.expect("the semaphore is never closed");
+    let held = Held::read(body, MAX_BODY, permit).await;
+    held.map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "the request's body ended early"))
 }
 
 /// The request in the form of the connection that it is sent on.
@@ -258,8 +252,13 @@ fn framed(session: &Session, protocol: Protocol, request: Request<Body>) -> Requ
     match protocol {
         Protocol::Http2 => {
             parts.version = Version::HTTP_2;
-            parts.headers.remove(HOST);
             parts.extensions.clear();
+            if parts.uri.authority().is_none()
+                && let Some(whole) = named(&parts)
+            {
+                parts.uri = whole;
+            }
+            parts.headers.remove(HOST);
         }
         Protocol::Http1 => {
             parts.version = Version::HTTP_11;
@@ -282,6 +281,13 @@ fn framed(session: &Session, protocol: Protocol, request: Request<Body>) -> Requ
         }
     }
     Request::from_parts(parts, body)
+}
+
+/// The target with the host that an HTTP/2 client has put into a header.
+fn named(parts: &http::request::Parts) -> Option<Uri> {
+    let host = parts.headers.get(HOST)?.to_str().ok()?;
+    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+    Uri::builder().scheme("https").authority(host).path_and_query(target).build().ok()
 }
 
 /// The answer as the client gets it.

@@ -43,7 +43,7 @@ pub(super) fn of<B>(request: &Request<B>, scheme: Scheme) -> Result<Option<Strin
     };
     let header = header.map(|value| value.to_str().map_err(|_| Unclear::Invalid)).transpose()?;
     let header = header.map(parse).transpose()?;
-    let target = request.uri().authority().map(|authority| normal(authority)).transpose()?;
+    let target = request.uri().authority().map(normal).transpose()?;
     match (target, header) {
         (Some(target), Some(header)) if target != header => Err(Unclear::Conflict),
         (Some((host, _)), _) | (None, Some((host, _))) => Ok(Some(host)),
@@ -102,7 +102,8 @@ mod tests {
 
     #[test]
     fn one_host_is_found_and_two_are_refused() {
-        let cases: &[(&str, &[&str], Result<Option<&str>, Unclear>)] = &[
+        type Case = (&'static str, &'static [&'static str], Result<Option<&'static str>, Unclear>);
+        let cases: &[Case] = &[
             ("/", &["Example.COM."], Ok(Some("example.com"))),
             ("/", &["example.com:8080"], Ok(Some("example.com"))),
             ("/", &["[2001:db8::1]:80"], Ok(Some("2001:db8::1"))),

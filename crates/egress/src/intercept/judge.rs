@@ -124,7 +124,8 @@ mod tests {
 
     #[test]
     fn names_and_addresses_decide_together() {
-        let cases: &[(Action, Option<&str>, &str, Result<(), &str>)] = &[
+        type Case = (Action, Option<&'static str>, &'static str, Result<(), &'static str>);
+        let cases: &[Case] = &[
             (Action::Deny, Some("good.example.com"), "192.0.2.3", Ok(())),
             (
                 Action::Deny,

@@ -14,6 +14,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::vault::Active;
 
@@ -78,21 +79,32 @@ pub(super) fn strip_response(headers: &mut HeaderMap, upgrade: Option<HeaderValu
     strip(headers, upgrade);
 }
 
+/// Whether the client says that it reads trailers, which HTTP/2 servers want to hear again.
+pub(super) fn takes_trailers(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(TE).iter().flat_map(|value| value.as_bytes().split(|b| *b == b','));
+    values.any(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"trailers"))
+}
+
 fn named_by_connection(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> + '_ {
     let values = headers.get_all(CONNECTION).iter().flat_map(|value| value.as_bytes().split(|b| *b == b','));
     values.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
 }
 
-/// A request's body of which the beginning, or all of it, was held.
+/// A request's body of which the beginning, or all of it, was held. As long as it is not sent it counts as such.
 pub(super) struct Held {
     pub(super) ahead: Bytes,
     rest: Option<Incoming>,
     trailers: Option<HeaderMap>,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Held {
     /// Reads until the end or until there are more than `limit` bytes.
-    pub(super) async fn read(mut body: Incoming, limit: usize) -> Result<Self, hyper::Error> {
+    pub(super) async fn read(
+        mut body: Incoming,
+        limit: usize,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Self, hyper::Error> {
         let (mut ahead, mut trailers) = (BytesMut::new(), None);
         while let Some(frame) = body.frame().await.transpose()? {
             match frame.into_data() {
@@ -100,10 +112,10 @@ impl Held {
                 Err(frame) => trailers = frame.into_trailers().ok(),
             }
             if ahead.len() > limit {
-                return Ok(Self { ahead: ahead.freeze(), rest: Some(body), trailers: None });
+                return Ok(Self { ahead: ahead.freeze(), rest: Some(body), trailers: None, _permit: permit });
             }
         }
-        Ok(Self { ahead: ahead.freeze(), rest: None, trailers })
+        Ok(Self { ahead: ahead.freeze(), rest: None, trailers, _permit: permit })
     }
 
     /// Whether there is nothing beyond what is held.

@@ -23,11 +23,13 @@ const KEPT: [HeaderName; 10] = [
     UPGRADE,
 ];
 
-/// What remains to be done with the body.
+/// What was done, and what remains to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Remaining {
-    Nothing,
-    Body(BodyKind),
+pub(super) struct Done {
+    /// The request has got something that it did not bring.
+    pub(super) lent: bool,
+    /// Placeholders in a body of this kind are still to be replaced.
+    pub(super) body: Option<BodyKind>,
 }
 
 /// The request would not be the one that the credentials are for.
@@ -40,9 +42,10 @@ pub(super) fn head(
     loan: &Loan,
     target: Target<'_>,
     parts: &mut Parts,
-) -> Result<Remaining, Changed> {
+) -> Result<Done, Changed> {
     let path = loan.in_target(Surface::Path, parts.uri.path());
     let query = parts.uri.query().and_then(|query| loan.in_target(Surface::Query, query));
+    let mut lent = path.is_some() || query.is_some() || !loan.injections.is_empty();
     if path.is_some() || query.is_some() {
         let path = path.as_deref().unwrap_or(parts.uri.path());
         let still = active.select(Target { path, ..target });
@@ -62,6 +65,7 @@ pub(super) fn head(
                 && let Some(replaced) = loan.in_header(value)
             {
                 *value = replaced;
+                lent = true;
             }
         }
     }
@@ -71,9 +75,7 @@ pub(super) fn head(
     for injection in &loan.injections {
         parts.headers.insert(injection.name.clone(), injection.value.clone());
     }
-    if !loan.replaces(Surface::Body) {
-        return Ok(Remaining::Nothing);
-    }
     let value = |name| parts.headers.get(name).map(|value| value.as_bytes());
-    Ok(BodyKind::of(value(CONTENT_TYPE), value(CONTENT_ENCODING)).map_or(Remaining::Nothing, Remaining::Body))
+    let kind = BodyKind::of(value(CONTENT_TYPE), value(CONTENT_ENCODING));
+    Ok(Done { lent, body: kind.filter(|_| loan.replaces(Surface::Body)) })
 }

@@ -45,7 +45,8 @@ pub(super) struct Shared {
     pub(super) trust: Trust,
     pub(super) way: Arc<dyn Way>,
     pub(super) proxy: Option<UpstreamProxy>,
-    pub(super) held: Semaphore,
+    /// For bodies that are held, at most [`MAX_HELD`] at a time.
+    pub(super) held: Arc<Semaphore>,
 }
 
 /// What one connection is for at this moment.
@@ -87,11 +88,13 @@ impl Resolved for Led {
     }
 }
 
+type Connections = HashMap<u64, (Arc<Live>, AbortHandle)>;
+
 /// Takes redirected connections. Clones share them.
 #[derive(Clone)]
 pub struct Interceptor {
     shared: Arc<Shared>,
-    connections: Arc<Mutex<HashMap<u64, (Arc<Live>, AbortHandle)>>>,
+    connections: Arc<Mutex<Connections>>,
 }
 
 impl fmt::Debug for Interceptor {
@@ -104,7 +107,7 @@ impl Interceptor {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let Parts { rules, resolved, audit, lent, authority, trust, way, proxy } = parts;
-        let held = Semaphore::new(MAX_HELD);
+        let held = Arc::new(Semaphore::new(MAX_HELD));
         let shared = Arc::new(Shared { rules, resolved, audit, lent, authority, trust, way, proxy, held });
         Self { shared, connections: Arc::default() }
     }
@@ -182,7 +185,7 @@ impl Interceptor {
         }
     }
 
-    fn live(&self) -> MutexGuard<'_, HashMap<u64, (Arc<Live>, AbortHandle)>> {
+    fn live(&self) -> MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

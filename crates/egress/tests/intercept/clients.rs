@@ -15,13 +15,13 @@ use crate::stack::{Body, Handler, NAME, SECRET, Seen, Stack, bearer, recorder, t
 
 const HTTPS: &str = "192.0.2.10:443";
 
-struct Run {
-    succeeded: bool,
-    output: String,
+pub struct Run {
+    pub succeeded: bool,
+    pub output: String,
 }
 
 /// Runs a program with as few of this machine's settings as possible; nothing if it is not installed.
-async fn run(
+pub async fn run(
     directory: &Path,
     program: &str,
     arguments: &[&str],

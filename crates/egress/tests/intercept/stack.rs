@@ -193,6 +193,12 @@ impl Stack {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let way = Loopback { destination: destination.parse().unwrap(), servers: Arc::clone(&self.servers) };
+        self.intercept_by(listener, Arc::new(way));
+        address
+    }
+
+    /// Starts an interceptor with a way of its own.
+    pub fn intercept_by(&mut self, listener: TcpListener, way: Arc<dyn Way>) {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.public_ca.as_bytes()).unwrap()).unwrap();
         let interceptor = Interceptor::new(Parts {
@@ -202,12 +208,11 @@ impl Stack {
             lent: self.vault.lock().unwrap().lent(),
             authority: Arc::clone(&self.authority),
             trust: Trust::of(roots).unwrap(),
-            way: Arc::new(way),
+            way,
             proxy: self.proxy.clone(),
         });
         self.interceptors.push(interceptor.clone());
         self.tasks.push(tokio::spawn(async move { interceptor.serve(listener).await }));
-        address
     }
 
     /// The certificate of a server, by the authority that upstream servers are verified with.
@@ -226,6 +231,11 @@ impl Stack {
     /// Starts a server that clients know under this address.
     pub async fn serve(&mut self, known_as: &str, tls: Option<TlsAcceptor>, handler: Handler) {
         let listener = self.listen(known_as).await;
+        self.serve_on(listener, tls, handler);
+    }
+
+    /// Starts a server on a listener.
+    pub fn serve_on(&mut self, listener: TcpListener, tls: Option<TlsAcceptor>, handler: Handler) {
         self.tasks.push(tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (tls, handler) = (tls.clone(), Arc::clone(&handler));
@@ -303,14 +313,17 @@ pub fn bearer(more: &str) -> String {
 
 /// What a server got.
 #[derive(Clone, Default)]
-pub struct Seen(pub Arc<Mutex<Vec<(Request<()>, Bytes)>>>);
+pub struct Seen(pub Arc<Mutex<Vec<Noted>>>);
+
+/// A request and its body.
+pub type Noted = (Request<()>, Bytes);
 
 impl Seen {
     pub fn count(&self) -> usize {
         self.0.lock().unwrap().len()
     }
 
-    pub fn last(&self) -> (Request<()>, Bytes) {
+    pub fn last(&self) -> Noted {
         self.0.lock().unwrap().last().cloned().expect("the server got a request")
     }
 
