@@ -40,7 +40,10 @@ impl Denials {
             let mut ready = log.readable_mut().await?;
             match ready.get_inner_mut().receive() {
                 Ok(reports) => {
-                    reports.iter().filter_map(|report| event(report, &*rules)).for_each(|event| audit.tell(event));
+                    reports
+                        .iter()
+                        .filter_map(|report| event(report, &*rules))
+                        .for_each(|event| audit.tell(event));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -246,7 +246,9 @@ fn find_out(socket: &mut Socket) -> io::Result<Tools> {
         Ok(()) => QueueBy::Expression,
         Err(_) => {
             let by_target = accepts(Rule::new().queue(QUEUE, QueueBy::Target));
-            by_target.map_err(named("queue packets: the kernel has neither nft_queue nor xt_NFQUEUE with nft_compat"))?;
+            by_target.map_err(named(
+                "queue packets: the kernel has neither nft_queue nor xt_NFQUEUE with nft_compat",
+            ))?;
             QueueBy::Target
         }
     };
@@ -268,7 +270,10 @@ fn add_set(batch: &mut Batch, (group, family, generation): (Group, Ip, u64), mem
 
 fn members(plan: &Plan, admitted: &HashMap<IpAddr, Instant>, (group, family): (Group, Ip)) -> Vec<Element> {
     let ruled = |wanted: Action| {
-        merged(plan.networks.iter().filter(|(action, _)| *action == wanted).map(|(_, network)| network), family)
+        merged(
+            plan.networks.iter().filter(|(action, _)| *action == wanted).map(|(_, network)| network),
+            family,
+        )
     };
     let of_family = |address: &&IpAddr| address.is_ipv4() == (family == Ip::V4);
     match group {
@@ -286,12 +291,10 @@ fn members(plan: &Plan, admitted: &HashMap<IpAddr, Instant>, (group, family): (G
 }
 
 fn expiring(admitted: &HashMap<IpAddr, Instant>, family: Ip, now: Instant) -> Vec<Element> {
-    let wanted = admitted.iter().filter(|(address, until)| {
-        address.is_ipv4() == (family == Ip::V4) && **until > now
-    });
+    let wanted =
+        admitted.iter().filter(|(address, until)| address.is_ipv4() == (family == Ip::V4) && **until > now);
     wanted.map(|(address, until)| Element::Expiring(*address, *until - now)).collect()
 }
-
 
 fn named(step: &'static str) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("cannot {step}: {error}"))

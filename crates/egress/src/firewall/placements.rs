@@ -76,7 +76,9 @@ impl Ruleset<'_> {
     /// What is for this program, and what it sends.
     fn gateway_local(&self, down: &str, up: &str) -> Vec<Placed> {
         let rewritten = |interface: &str| {
-            Rule::new().from_interface(interface).has_any(Field::ConnectionStatus, STATUS_DESTINATION_REWRITTEN)
+            Rule::new()
+                .from_interface(interface)
+                .has_any(Field::ConnectionStatus, STATUS_DESTINATION_REWRITTEN)
         };
         let known = Rule::new().from_interface(up).state(state::ESTABLISHED | state::RELATED);
         let control = rewritten(up).protocol(TCP).destination_port(self.ports.control);

@@ -21,7 +21,10 @@ pub(super) fn merged<'a>(networks: impl Iterator<Item = &'a IpNet>, family: Ip) 
             _ => joined.push((first, last)),
         }
     }
-    joined.iter().map(|(first, last)| Element::Range(address(*first, family), address(*last, family))).collect()
+    joined
+        .iter()
+        .map(|(first, last)| Element::Range(address(*first, family), address(*last, family)))
+        .collect()
 }
 
 fn bits(address: IpAddr) -> u128 {

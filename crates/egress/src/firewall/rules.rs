@@ -220,9 +220,7 @@ impl Ruleset<'_> {
             return rules;
         };
         let unknown = Rule::new().protocol(TCP).state(state::NEW);
-        add(unknown
-            .is_not_masked(Field::TCP_FLAGS, &[FIN_SYN_RST_ACK], &[SYN])
-            .reject(Reject::TcpReset));
+        add(unknown.is_not_masked(Field::TCP_FLAGS, &[FIN_SYN_RST_ACK], &[SYN]).reject(Reject::TcpReset));
         // The kernel's own talk with its neighbours.
         add(drop(Rule::new().protocol(IGMP)));
         for kind in [133, 135, 136] {
@@ -237,7 +235,9 @@ impl Ruleset<'_> {
             (Action::Allow, NameGate::Off) => add(go(Rule::new(), "open")),
             (Action::Allow, NameGate::On) => add(go(Rule::new(), "named")),
             (Action::Deny, NameGate::On) => {
-                self.members(&Rule::new(), Group::Dynamic).into_iter().for_each(|rule| add(go(rule, "named")));
+                self.members(&Rule::new(), Group::Dynamic)
+                    .into_iter()
+                    .for_each(|rule| add(go(rule, "named")));
                 // The address may have expired while its first bytes were being inspected.
                 let begun = Rule::new().state(state::ESTABLISHED).has_any(Field::ConnectionMark, PENDING);
                 add(go(begun, "named"));

@@ -3,9 +3,10 @@
 //! Invariants: bytes count in order and once, so that whoever sends different bytes for the same place gets the later ones
 //! dropped; a connection is opened only when the server has acknowledged the bytes that decided, so that bytes which the
 //! server does not take (wrong checksum, old timestamp, a window of their own) decide nothing.
-//! Bounds: 2,048 connections at a time, the oldest go first; 16 KiB of each and 8 MiB of all of them.
+//! Bounds: 2,048 connections at a time, the oldest go first; 16 KiB of each and 8 MiB of all of them; 1,024 that were
+//! opened lately.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use sandglass_netlink::conntrack::Tuple;
@@ -19,6 +20,7 @@ use crate::policy::{Action, Rules, Verdict};
 
 const CONNECTIONS: usize = 2048;
 const HELD: usize = 8 << 20;
+const STRAGGLING: usize = 1024;
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +55,32 @@ pub struct Flows {
     flows: HashMap<Tuple, Flow>,
     held: usize,
     age: u64,
+    stragglers: Stragglers,
+}
+
+/// Connections that were opened lately: some of their packets may have been waiting by then.
+#[derive(Debug, Default)]
+struct Stragglers {
+    of: HashSet<Tuple>,
+    order: VecDeque<Tuple>,
+}
+
+impl Stragglers {
+    fn add(&mut self, tuple: Tuple) {
+        if self.of.insert(tuple) {
+            self.order.push_back(tuple);
+        }
+        if self.order.len() > STRAGGLING
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.of.remove(&oldest);
+        }
+    }
 }
 
 impl Flows {
     pub fn new(rules: Arc<dyn Rules>, opened: Opened) -> Self {
-        Self { rules, opened, flows: HashMap::new(), held: 0, age: 0 }
+        Self { rules, opened, flows: HashMap::new(), held: 0, age: 0, stragglers: Stragglers::default() }
     }
 
     /// Decides about a packet, and says what to tell if that is a denial.
@@ -73,6 +96,9 @@ impl Flows {
             (self.answered(back, &segment), None)
         } else if segment.flags & (SYN | ACK | RST | FIN) == SYN {
             (self.begin(there, &segment), None)
+        } else if self.stragglers.of.contains(&there) || self.stragglers.of.contains(&back) {
+            // Said again, in case that the kernel's rules overtook the first time.
+            (Word::Open, None)
         } else {
             // Begun before this program was, or evicted: nobody knows what was in it.
             (Word::Refuse, None)
@@ -90,6 +116,7 @@ impl Flows {
             self.remove(&oldest);
         }
         self.opened.forget(&tuple);
+        self.stragglers.of.remove(&tuple);
         self.age += 1;
         let start = segment.sequence.wrapping_add(1);
         let flow = Flow { answered: false, start, bytes: Vec::new(), decided: None, age: self.age };
@@ -124,7 +151,8 @@ impl Flows {
             return (Word::Refuse, None);
         }
         let word = self.carried(&tuple, segment);
-        let unfinished = self.flows.get(&tuple).is_some_and(|flow| flow.decided.is_none() && !flow.bytes.is_empty());
+        let unfinished =
+            self.flows.get(&tuple).is_some_and(|flow| flow.decided.is_none() && !flow.bytes.is_empty());
         match word {
             Ok(()) if unfinished => self.decide(&tuple, segment),
             Ok(()) => (Word::Pass, None),
@@ -213,6 +241,7 @@ impl Flows {
             _ => return Word::Pass,
         };
         self.remove(&tuple);
+        self.stragglers.add(tuple);
         if let Some(host) = host {
             self.opened.remember(tuple, host);
         }

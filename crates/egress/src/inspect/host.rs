@@ -72,8 +72,25 @@ mod tests {
     #[test]
     fn what_servers_may_read_differently_is_no_host() {
         for text in [
-            "", ".", "a..b", "a.com..", "user@a.com", "a.com:80:81", "a.com:x", "a.com ", "a.com\0", "127.1", "0x7f.1",
-            "2130706433", "0x7f000001", "a.com/b", "[::1", "[::1]x", "é.com", "2001:db8::1:80:x", "a,b",
+            "",
+            ".",
+            "a..b",
+            "a.com..",
+            "user@a.com",
+            "a.com:80:81",
+            "a.com:x",
+            "a.com ",
+            "a.com\0",
+            "127.1",
+            "0x7f.1",
+            "2130706433",
+            "0x7f000001",
+            "a.com/b",
+            "[::1",
+            "[::1]x",
+            "é.com",
+            "2001:db8::1:80:x",
+            "a,b",
         ] {
             assert_eq!(Host::parse_authority(text.as_bytes()), None, "{text:?}");
         }

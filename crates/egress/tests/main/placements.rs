@@ -38,13 +38,20 @@ fn nothing_passes_before_there_is_a_plan_and_denials_fail_fast_afterwards() {
         let program = stage.start(rules.clone());
         program.with(|_| ());
         let to = SocketAddr::new(SERVERS[0].parse().unwrap(), 443);
-        let early = stage.boxed(move || std::net::TcpStream::connect_timeout(&to, Duration::from_millis(300)));
+        let early =
+            stage.boxed(move || std::net::TcpStream::connect_timeout(&to, Duration::from_millis(300)));
         assert_eq!(early.unwrap_err().kind(), ErrorKind::TimedOut);
 
         program.apply(Plan::deny_all());
         assert_eq!(stage.dial(SERVERS[0], 443).unwrap_err().kind(), ErrorKind::ConnectionRefused);
         let refused = asks(stage, SERVERS[0], 9999).unwrap_err();
-        assert!(matches!(refused.kind(), ErrorKind::HostUnreachable | ErrorKind::PermissionDenied | ErrorKind::ConnectionRefused), "{refused:?}");
+        assert!(
+            matches!(
+                refused.kind(),
+                ErrorKind::HostUnreachable | ErrorKind::PermissionDenied | ErrorKind::ConnectionRefused
+            ),
+            "{refused:?}"
+        );
         let told = rules.hears(|event| matches!(event, Event::Denied { port: Some(443), .. }));
         let Event::Denied { by, address, rule, .. } = told else { panic!() };
         assert_eq!((by, address, rule.as_str()), (Gate::Firewall, SERVERS[0].parse().ok(), "default"));
@@ -81,7 +88,12 @@ fn addresses_of_names_pass_with_an_allowed_name() {
         // From here on it is the kernel's alone.
         echoes(&mut good, &vec![7; 1 << 20]).unwrap();
 
-        for bytes in [hello(Some("evil.example")), hello(None), b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n".to_vec(), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec()] {
+        for bytes in [
+            hello(Some("evil.example")),
+            hello(None),
+            b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n".to_vec(),
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        ] {
             let mut evil = stage.dial(SERVERS[0], 443).unwrap();
             assert_eq!(echoes(&mut evil, &bytes).unwrap_err().kind(), ErrorKind::ConnectionReset);
         }
@@ -138,7 +150,10 @@ fn by_default_everything_passes_but_denied_names() {
             echoes(&mut stage.dial(SERVERS[2], 443).unwrap(), &bytes).unwrap();
         }
         let mut evil = stage.dial(SERVERS[2], 443).unwrap();
-        assert_eq!(echoes(&mut evil, &hello(Some("evil.example"))).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(
+            echoes(&mut evil, &hello(Some("evil.example"))).unwrap_err().kind(),
+            ErrorKind::ConnectionReset
+        );
         let told = rules.hears(|event| matches!(event, Event::Denied { host: Some(_), .. }));
         let Event::Denied { rule, .. } = told else { panic!() };
         assert_eq!(rule, "deny evil.example");
@@ -156,7 +171,9 @@ fn admitted_addresses_expire_and_what_is_open_goes_on_until_it_is_cut() {
         program.with(move |firewall| {
             firewall.admit(&[(address, Duration::from_millis(200))]).unwrap();
             // The later end counts.
-            firewall.admit(&[(address, Duration::from_secs(2)), (address, Duration::from_millis(100))]).unwrap();
+            firewall
+                .admit(&[(address, Duration::from_secs(2)), (address, Duration::from_millis(100))])
+                .unwrap();
             firewall.admit(&[(address, Duration::from_millis(100))]).unwrap();
         });
         std::thread::sleep(Duration::from_millis(400));
@@ -188,7 +205,10 @@ fn admitted_addresses_expire_and_what_is_open_goes_on_until_it_is_cut() {
         let cut = program.with(|firewall| firewall.cut(&|_| false)).unwrap();
         assert!(cut >= 2);
         assert_eq!(echoes(&mut open, b"more").unwrap_err().kind(), ErrorKind::ConnectionReset);
-        assert_eq!(pending.write_all(b"more").and_then(|()| pending.read(&mut [0])).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(
+            pending.write_all(b"more").and_then(|()| pending.read(&mut [0])).unwrap_err().kind(),
+            ErrorKind::ConnectionReset
+        );
     });
 }
 
@@ -213,7 +233,10 @@ fn what_was_left_behind_goes_on_and_the_next_worker_starts_closed() {
         program.apply(by_name(&[SERVERS[0]]));
         echoes(&mut open, b"open again").unwrap();
         // Nobody knows what it had sent.
-        assert_eq!(echoes(&mut half, &hello(Some("good.example"))).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(
+            echoes(&mut half, &hello(Some("good.example"))).unwrap_err().kind(),
+            ErrorKind::ConnectionReset
+        );
         echoes(&mut stage.dial(SERVERS[0], 443).unwrap(), &hello(Some("good.example"))).unwrap();
     });
 }

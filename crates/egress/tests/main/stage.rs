@@ -38,28 +38,28 @@ pub struct Stage {
 
 impl Stage {
     pub fn gateway() -> Self {
-        let stage = Self::new(Placement::Gateway {
-            down: "down".into(),
-            up: "up".into(),
-            own: OWN,
-            boxed: BOXED,
-        });
+        let stage =
+            Self::new(Placement::Gateway { down: "down".into(), up: "up".into(), own: OWN, boxed: BOXED });
         let [boxed, middle, world] = ["b", "m", "w"].map(|part| stage.space(part));
-        ip(&format!("link add down netns {middle} address 0a:58:a9:fe:01:01 type veth peer name eth0 netns {boxed} address 0a:58:00:00:00:02"));
-        ip(&format!("link add near netns {world} address 0a:58:a9:fe:01:02 type veth peer name up netns {middle} address 0a:58:a9:fe:01:03"));
+        ip(&format!(
+            "link add name down netns {middle} address 0a:58:a9:fe:01:01 type veth peer name eth0 netns {boxed} address 0a:58:00:00:00:02"
+        ));
+        ip(&format!(
+            "link add near netns {world} address 0a:58:a9:fe:01:02 type veth peer name up netns {middle} address 0a:58:a9:fe:01:03"
+        ));
         for line in [
-            format!("-n {boxed} link set lo up"),
-            format!("-n {boxed} link set eth0 up"),
+            format!("-n {boxed} link set dev lo up"),
+            format!("-n {boxed} link set dev eth0 up"),
             format!("-n {boxed} addr add {BOXED}/32 dev eth0"),
             format!("-n {boxed} route add default via 169.254.1.1 dev eth0 onlink"),
-            format!("-n {middle} link set lo up"),
-            format!("-n {middle} link set down up"),
-            format!("-n {middle} link set up up"),
+            format!("-n {middle} link set dev lo up"),
+            format!("-n {middle} link set dev down up"),
+            format!("-n {middle} link set dev up up"),
             format!("-n {middle} addr add 169.254.1.1/32 dev down"),
             format!("-n {middle} addr add {OWN}/32 dev up"),
             format!("-n {middle} route add {BOXED}/32 dev down"),
             format!("-n {middle} route add default via 169.254.1.2 dev up onlink"),
-            format!("-n {world} link set near up"),
+            format!("-n {world} link set dev near up"),
             format!("-n {world} addr add 169.254.1.2/32 dev near"),
             format!("-n {world} route add {BOXED}/32 dev near"),
             format!("-n {world} neigh add {BOXED} lladdr 0a:58:a9:fe:01:03 dev near"),
@@ -74,11 +74,11 @@ impl Stage {
         let [boxed, world] = ["b", "w"].map(|part| stage.space(part));
         ip(&format!("link add near netns {world} type veth peer name eth0 netns {boxed}"));
         for line in [
-            format!("-n {boxed} link set lo up"),
-            format!("-n {boxed} link set eth0 up"),
+            format!("-n {boxed} link set dev lo up"),
+            format!("-n {boxed} link set dev eth0 up"),
             format!("-n {boxed} addr add {BOXED}/24 dev eth0"),
             format!("-n {boxed} addr add 2001:db8::2/64 dev eth0 nodad"),
-            format!("-n {world} link set near up"),
+            format!("-n {world} link set dev near up"),
             format!("-n {world} addr add 10.99.0.1/24 dev near"),
             format!("-n {world} addr add 2001:db8::1/64 dev near nodad"),
             format!("-n {boxed} route add default via 10.99.0.1"),
@@ -113,7 +113,7 @@ impl Stage {
     /// The world's servers: 443 and 8443 and 80 echo, 22 greets and echoes, UDP 9999 and 443 echo.
     fn serve(mut self) -> Self {
         let world = self.space("w");
-        ip(&format!("-n {world} link set lo up"));
+        ip(&format!("-n {world} link set dev lo up"));
         for address in SERVERS.iter().chain(&SERVERS_V6) {
             let length = if address.contains(':') { 128 } else { 32 };
             ip(&format!("-n {world} addr add {address}/{length} dev lo"));
@@ -123,9 +123,11 @@ impl Stage {
             let listener = inside(&world, move || TcpListener::bind(("::", port)).unwrap());
             self.servers.push(std::thread::spawn(move || echo(&listener, greeting, &stop)));
         }
-        for port in [443, 9999] {
+        // One socket each, because an answer comes from where its socket is bound.
+        for (address, port) in SERVERS.iter().chain(&SERVERS_V6).flat_map(|a| [(a, 443), (a, 9999)]) {
             let stop = self.stop.clone();
-            let socket = inside(&world, move || UdpSocket::bind(("::", port)).unwrap());
+            let at: SocketAddr = SocketAddr::new(address.parse().unwrap(), port);
+            let socket = inside(&world, move || UdpSocket::bind(at).unwrap());
             self.servers.push(std::thread::spawn(move || echo_datagrams(&socket, &stop)));
         }
         self
@@ -295,9 +297,8 @@ pub fn by_address(allow: &[&str], deny: &[&str]) -> Plan {
 pub fn hello(name: Option<&str>) -> Vec<u8> {
     static CONFIG: OnceLock<Arc<rustls::ClientConfig>> = OnceLock::new();
     let config = CONFIG.get_or_init(|| {
-        let config = rustls::ClientConfig::builder_with_provider(Arc::new(
-            rustls::crypto::ring::default_provider(),
-        ));
+        let config =
+            rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
         let config = config.with_safe_default_protocol_versions().unwrap();
         Arc::new(config.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth())
     });
