@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};
@@ -114,6 +115,7 @@ impl Interceptor {
 
     /// Serves until it is dropped, which ends every connection. The listener must not be reachable other than by redirection.
     pub async fn serve(&self, listener: TcpListener) {
+        allow_descriptors();
         let mut tasks: JoinSet<u64> = JoinSet::new();
         let mut next = 0_u64;
         loop {
@@ -187,5 +189,16 @@ impl Interceptor {
 
     fn live(&self) -> MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Each connection takes two; the usual limit is a thousand for the whole process.
+fn allow_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.unwrap_or(u64::MAX).min(u64::try_from(4 * MAX_CONNECTIONS).unwrap_or(u64::MAX));
+    if limit.current.is_some_and(|current| current < most) {
+        limit.current = Some(most);
+        // Without it fewer connections are served at a time.
+        let _ = setrlimit(Resource::Nofile, limit);
     }
 }

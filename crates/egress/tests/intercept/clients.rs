@@ -234,9 +234,10 @@ async fn git_clones_and_pushes_with_a_token_it_does_not_know() {
     let environment = [("GIT_TERMINAL_PROMPT", "0"), ("GIT_CONFIG_NOSYSTEM", "1")];
     let remote = ["-c", &resolve, "-c", &ca];
     let identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"];
-    let steps: [Vec<&str>; 4] = [
+    let steps: [Vec<&str>; 5] = [
         [&remote[..], &["clone", "-q", &url, "one"]].concat(),
-        [&identity[..], &["-C", "one", "commit", "-q", "--allow-empty", "-m", "first"]].concat(),
+        vec!["-C", "one", "add", "-A"],
+        [&identity[..], &["-C", "one", "commit", "-q", "-m", "first"]].concat(),
         [&remote[..], &["-C", "one", "push", "-q", "origin", "HEAD:main"]].concat(),
         [&remote[..], &["clone", "-q", &url, "two"]].concat(),
     ];
@@ -244,6 +245,13 @@ async fn git_clones_and_pushes_with_a_token_it_does_not_know() {
         let run = run(at, "git", &step, &environment).await.unwrap();
         assert!(run.succeeded, "{step:?}: {}", run.output);
         assert!(!run.output.contains(&pair));
+        if step.contains(&"one") && step.contains(&"clone") {
+            // More than git sends in one piece, and nothing that it could make smaller.
+            let noise: Vec<u8> = (0_u64..3 << 18)
+                .flat_map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[..4].to_vec())
+                .collect();
+            std::fs::write(at.join("one/noise"), noise).unwrap();
+        }
     }
     let log = run(at, "git", &["-C", "two", "log", "--oneline"], &environment).await.unwrap();
     assert!(log.output.contains("first"), "{}", log.output);

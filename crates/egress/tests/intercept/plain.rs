@@ -171,3 +171,19 @@ async fn plain_bindings_need_a_name_that_has_led_there() {
     assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("withheld"), "{answer}");
     assert_eq!(seen.count(), 1);
 }
+
+/// Time stands still while anything is left to do, and jumps to the next deadline when nothing is.
+#[tokio::test(start_paused = true)]
+async fn who_says_nothing_is_not_waited_for() {
+    let mut stack = Stack::bound();
+    for (destination, beginning) in [
+        ("192.0.2.10:80", ""),
+        ("192.0.2.10:80", "GET / HTTP/1.1\r\nHost: "),
+        ("192.0.2.10:443", ""),
+        ("192.0.2.10:443", "\u{16}\u{3}\u{1}"),
+        ("192.0.2.10:8080", ""),
+    ] {
+        let through = stack.intercept(destination).await;
+        raw(through, beginning).await;
+    }
+}

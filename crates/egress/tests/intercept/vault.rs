@@ -109,8 +109,23 @@ fn a_vault_is_made_read_changed_and_deleted() {
         api.call(Method::POST, "/credential-vault", "{}"),
         (409, "credential vault already exists".to_owned())
     );
+}
 
-    let patch = json!({"expectedRevision": 1, "credentials": {"replace": [credential("zebra")], "add": [credential("new")]}, "bindings": {"delete": ["b"]}});
+#[test]
+fn a_patch_moves_the_revision_of_what_it_names() {
+    let mut api = Api::new(conditions());
+    let two = [credential("zebra"), credential("token")];
+    let bound = [
+        binding("b", json!({"hosts": ["api.example.com"]})),
+        binding("a", json!({"hosts": ["other.example.com"]})),
+    ];
+    let body = json!({"credentials": two, "bindings": bound});
+    assert_eq!(api.call(Method::POST, "/credential-vault", &body.to_string()).0, 201);
+    let patch = json!({
+        "expectedRevision": 1,
+        "credentials": {"replace": [credential("zebra")], "add": [credential("new")]},
+        "bindings": {"delete": ["b"]},
+    });
     let (status, state) = api.call(Method::PATCH, "/credential-vault", &patch.to_string());
     let state: Value = serde_json::from_str(&state).unwrap();
     assert_eq!((status, &state["revision"]), (200, &json!(2)));
@@ -136,137 +151,124 @@ fn a_vault_is_made_read_changed_and_deleted() {
     );
 }
 
+/// Each body is refused with this text, and there is no vault afterwards.
+fn refused(cases: &[(String, &str)]) {
+    for (body, expected) in cases {
+        let mut api = Api::new(conditions());
+        let found = api.call(Method::POST, "/credential-vault", body);
+        assert_eq!(found, (400, (*expected).to_owned()), "{body}");
+        assert_eq!(api.get("/credential-vault").0, 404);
+    }
+}
+
 #[test]
-fn what_is_not_valid_is_refused_with_a_text_that_says_why() {
-    let ok = json!({"hosts": ["api.example.com"]});
-    let auth =
-        |auth: Value| create(&[json!({"name": "b", "match": {"hosts": ["api.example.com"]}, "auth": auth})]);
-    let matches = |matches: Value| create(&[binding("b", matches)]);
-    let host = |host: &str| create(&[binding("b", json!({"hosts": [host]}))]);
-    let cases = [
-        ("".to_owned(), "invalid credential vault request: EOF"),
+fn requests_and_credentials_that_are_not_valid_are_refused() {
+    let named = |name: &str| format!(r#"{{"credentials":[{{"name":"{name}"}}]}}"#);
+    let kind = r#"{"credentials":[{"name":"a","source":{"type":"http","value":"x"}}]}"#;
+    let twice = json!({"credentials": [credential("a"), credential("a ")]});
+    refused(&[
+        (String::new(), "invalid credential vault request: EOF"),
         (r#"{"x":1}"#.to_owned(), r#"invalid credential vault request: json: unknown field "x""#),
-        (r#"{"credentials":[{"name":" "}]}"#.to_owned(), "credential name cannot be blank"),
-        (r#"{"credentials":[{"name":"a"}]}"#.to_owned(), r#"credential "a" inline value cannot be empty"#),
-        (
-            r#"{"credentials":[{"name":"a","source":{"type":"http","value":"x"}}]}"#.to_owned(),
-            r#"unsupported credential source type "http""#,
-        ),
-        (
-            json!({"credentials": [credential("a"), credential("a ")]}).to_string(),
-            r#"duplicate credential name "a""#,
-        ),
-        (create(&[binding("b", ok.clone()), binding("b", ok.clone())]), r#"duplicate binding name "b""#),
+        (named(" "), "credential name cannot be blank"),
+        (named("a"), r#"credential "a" inline value cannot be empty"#),
+        (kind.to_owned(), r#"unsupported credential source type "http""#),
+        (twice.to_string(), r#"duplicate credential name "a""#),
+    ]);
+    let long = " ".repeat((1 << 20) + 1);
+    let text = "invalid credential vault request: body is larger than 1048576 bytes";
+    refused(&[(long, text)]);
+}
+
+#[test]
+fn matches_that_are_not_valid_are_refused() {
+    let ok = json!({"hosts": ["api.example.com"]});
+    let more = |member: &str, value: Value| {
+        let mut matches = ok.clone();
+        matches[member] = value;
+        create(&[binding("b", matches)])
+    };
+    let paths = json!({"hosts": ["api.example.com"], "paths": ["/v1/*"]});
+    let port = r#"binding "b" port 8443 is not a configured transparent intercept port"#;
+    refused(&[
+        (create(&[binding("b", json!({}))]), r#"binding "b": match.hosts cannot be empty"#),
         (create(&[binding(" ", ok.clone())]), "binding name cannot be blank"),
-        (matches(json!({})), r#"binding "b": match.hosts cannot be empty"#),
+        (create(&[binding("b", ok.clone()), binding("b", ok.clone())]), r#"duplicate binding name "b""#),
+        (more("schemes", json!(["ftp"])), r#"binding "b": unsupported scheme "ftp""#),
+        (more("ports", json!([0])), r#"binding "b": invalid port 0"#),
+        (more("ports", json!([8443])), port),
+        (more("methods", json!([" "])), r#"binding "b": method cannot be blank"#),
+        (more("methods", json!(["trace"])), r#"binding "b": method "TRACE" cannot carry credentials"#),
+        (more("paths", json!(["v1"])), r#"binding "b": path pattern must start with /"#),
         (
-            matches(json!({"hosts": ["api.example.com"], "schemes": ["ftp"]})),
-            r#"binding "b": unsupported scheme "ftp""#,
+            create(&[binding("b", ok.clone()), binding("a", paths)]),
+            r#"bindings "a" and "b" can match the same request"#,
         ),
-        (matches(json!({"hosts": ["api.example.com"], "ports": [0]})), r#"binding "b": invalid port 0"#),
+    ]);
+}
+
+#[test]
+fn hosts_that_are_none_or_not_allowed_are_refused() {
+    let cases = [
+        (" ", ": host cannot be blank"),
+        ("https://a.b", r#": host "https://a.b" must not include scheme or path"#),
+        ("192.0.2.1", r#": credential binding host "192.0.2.1" must be an FQDN, not an IP address"#),
+        ("localhost", r#": credential binding host "localhost" must be an FQDN"#),
+        ("a*.example.com", r#": invalid wildcard host "a*.example.com""#),
+        ("*.*.example.com", r#": invalid wildcard host "*.*.example.com""#),
+        ("*.192.0.2.1", r#": wildcard host "*.192.0.2.1" cannot target an IP address"#),
+        ("no.example.com", r#" host "no.example.com" is not allowed by egress policy"#),
+        ("*.no.example.com", r#" host "*.no.example.com" is not allowed by egress policy"#),
+    ];
+    for (host, text) in cases {
+        refused(&[(create(&[binding("b", json!({"hosts": [host]}))]), &format!(r#"binding "b"{text}"#))]);
+    }
+}
+
+#[test]
+fn ways_to_lend_that_are_not_valid_are_refused() {
+    let auth = |auth: &str| {
+        let auth: Value = serde_json::from_str(auth).unwrap();
+        create(&[json!({"name": "b", "match": {"hosts": ["api.example.com"]}, "auth": auth})])
+    };
+    let substitution =
+        |members: &str| auth(&format!(r#"{{"type":"passthrough","substitutions":[{members}]}}"#));
+    let headers = |entries: &str| auth(&format!(r#"{{"type":"customHeaders","headers":[{entries}]}}"#));
+    let unknown = r#"binding "b" references unknown credential "no""#;
+    let key = |name: &str| auth(&format!(r#"{{"type":"apiKey","name":"{name}","credential":"token"}}"#));
+    refused(&[
+        (auth(r#"{"type":"digest"}"#), r#"binding "b": unsupported auth type "digest""#),
+        (auth(r#"{"type":"bearer"}"#), r#"binding "b": bearer auth requires credential"#),
+        (auth(r#"{"type":"bearer","credential":"no"}"#), unknown),
+        (key("a b"), r#"binding "b": invalid credential header name "a b""#),
+        (key("host"), r#"binding "b": reserved credential header name "Host""#),
+        (headers(""), r#"binding "b": customHeaders auth requires headers"#),
         (
-            matches(json!({"hosts": ["api.example.com"], "ports": [8443]})),
-            r#"binding "b" port 8443 is not a configured transparent intercept port"#,
-        ),
-        (
-            matches(json!({"hosts": ["api.example.com"], "methods": [" "]})),
-            r#"binding "b": method cannot be blank"#,
-        ),
-        (
-            matches(json!({"hosts": ["api.example.com"], "methods": ["trace"]})),
-            r#"binding "b": method "TRACE" cannot carry credentials"#,
-        ),
-        (
-            matches(json!({"hosts": ["api.example.com"], "paths": ["v1"]})),
-            r#"binding "b": path pattern must start with /"#,
-        ),
-        (host(" "), r#"binding "b": host cannot be blank"#),
-        (
-            host("https://api.example.com"),
-            r#"binding "b": host "https://api.example.com" must not include scheme or path"#,
-        ),
-        (
-            host("192.0.2.1"),
-            r#"binding "b": credential binding host "192.0.2.1" must be an FQDN, not an IP address"#,
-        ),
-        (host("localhost"), r#"binding "b": credential binding host "localhost" must be an FQDN"#),
-        (host("a*.example.com"), r#"binding "b": invalid wildcard host "a*.example.com""#),
-        (host("*.*.example.com"), r#"binding "b": invalid wildcard host "*.*.example.com""#),
-        (host("*.192.0.2.1"), r#"binding "b": wildcard host "*.192.0.2.1" cannot target an IP address"#),
-        (
-            host("denied.example.com"),
-            r#"binding "b" host "denied.example.com" is not allowed by egress policy"#,
-        ),
-        (
-            host("*.denied.example.com"),
-            r#"binding "b" host "*.denied.example.com" is not allowed by egress policy"#,
-        ),
-        (auth(json!({"type": "digest"})), r#"binding "b": unsupported auth type "digest""#),
-        (auth(json!({"type": "bearer"})), r#"binding "b": bearer auth requires credential"#),
-        (
-            auth(json!({"type": "bearer", "credential": "no"})),
-            r#"binding "b" references unknown credential "no""#,
-        ),
-        (
-            auth(json!({"type": "apiKey", "name": "a b", "credential": "token"})),
-            r#"binding "b": invalid credential header name "a b""#,
-        ),
-        (
-            auth(json!({"type": "apiKey", "name": "host", "credential": "token"})),
-            r#"binding "b": reserved credential header name "Host""#,
-        ),
-        (auth(json!({"type": "customHeaders"})), r#"binding "b": customHeaders auth requires headers"#),
-        (
-            auth(
-                json!({"type": "customHeaders", "headers": [{"name": "x-a", "credential": "token"}, {"name": "X-A", "credential": "token"}]}),
-            ),
+            headers(r#"{"name":"x-a","credential":"token"},{"name":"X-A","credential":"token"}"#),
             r#"binding "b": duplicate custom header name "X-A""#,
         ),
+        (headers(r#"{"name":"x-a"}"#), r#"binding "b": customHeaders entry "X-A" requires credential"#),
         (
-            auth(json!({"type": "customHeaders", "headers": [{"name": "x-a"}]})),
-            r#"binding "b": customHeaders entry "X-A" requires credential"#,
-        ),
-        (
-            auth(
-                json!({"type": "passthrough", "substitutions": [{"credential": "token", "placeholder": "", "in": ["body"]}]}),
-            ),
+            substitution(r#"{"credential":"token","placeholder":"","in":["body"]}"#),
             r#"binding "b": substitution placeholder cannot be empty"#,
         ),
         (
-            auth(
-                json!({"type": "passthrough", "substitutions": [{"credential": "token", "placeholder": "x", "in": ["cookie"]}]}),
-            ),
+            substitution(r#"{"credential":"token","placeholder":"x","in":["cookie"]}"#),
             r#"binding "b": unsupported substitution surface "cookie""#,
         ),
+        (substitution(r#"{"credential":"no","placeholder":"x","in":["body"]}"#), unknown),
         (
-            auth(
-                json!({"type": "passthrough", "substitutions": [{"credential": "no", "placeholder": "x", "in": ["body"]}]}),
-            ),
-            r#"binding "b" references unknown credential "no""#,
-        ),
-        (
-            auth(
-                json!({"type": "passthrough", "substitutions": [{"credential": "token", "placeholder": "x", "in": ["body", "path"]}, {"credential": "token", "placeholder": "x", "in": ["path"]}]}),
+            substitution(
+                r#"{"credential":"token","placeholder":"x","in":["body"]},{"credential":"token","placeholder":"x","in":["body"]}"#,
             ),
             r#"binding "b": duplicate substitution placeholder "x" on one surface"#,
         ),
-        (
-            create(&[
-                binding("b", ok.clone()),
-                binding("a", json!({"hosts": ["api.example.com"], "paths": ["/v1/*"]})),
-            ]),
-            r#"bindings "a" and "b" can match the same request"#,
-        ),
-    ];
-    for (body, expected) in cases {
-        let mut api = Api::new(conditions());
-        assert_eq!(api.call(Method::POST, "/credential-vault", &body), (400, expected.to_owned()), "{body}");
-        assert_eq!(api.get("/credential-vault").0, 404);
-    }
-    let mut api = Api::new(conditions());
-    let split = json!({"credentials": [{"name": "token", "source": {"value": "a\r\nb"}}], "bindings": [binding("b", ok)]}).to_string();
-    assert_eq!(api.call(Method::POST, "/credential-vault", &split).0, 400);
-    assert_eq!(api.call(Method::POST, "/credential-vault", &" ".repeat((1 << 20) + 1)).0, 400);
+    ]);
+    let split = json!({
+        "credentials": [{"name": "token", "source": {"value": "a\r\nb"}}],
+        "bindings": [binding("b", json!({"hosts": ["api.example.com"]}))],
+    });
+    let text = r#"binding "b" cannot put credential "token" into a header: it has control characters"#;
+    refused(&[(split.to_string(), text)]);
 }
 
 #[test]
