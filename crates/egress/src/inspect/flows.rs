@@ -248,6 +248,14 @@ impl Flows {
         Word::Open
     }
 
+    /// Connections and bytes held.
+    #[cfg(test)]
+    pub fn sizes(&self) -> (usize, usize) {
+        let held = self.flows.values().map(|flow| flow.bytes.len()).sum();
+        assert_eq!(self.held, held);
+        (self.flows.len(), held)
+    }
+
     fn remove(&mut self, tuple: &Tuple) {
         if let Some(flow) = self.flows.remove(tuple) {
             self.held -= flow.bytes.len();

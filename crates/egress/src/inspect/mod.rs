@@ -13,4 +13,9 @@ mod inspector;
 pub(crate) mod packet;
 pub mod tls;
 
+#[cfg(test)]
+mod first_tests;
+#[cfg(test)]
+mod flows_tests;
+
 pub use inspector::Inspector;
