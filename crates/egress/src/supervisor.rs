@@ -1,9 +1,8 @@
-//! The parent process: holds what must survive the worker, and starts the worker again when it dies.
+//! The parent process: holds what must survive the worker, the sockets among it, and starts the worker again when it dies.
 //!
 //! Does nothing else, so that there is nothing in it to fail. The kernel's rules are not its business: they stay whatever dies.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -11,14 +10,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::diagnostics::tell;
-use crate::settings::Level;
-use crate::state::State;
+use crate::handed::Handed;
+use crate::settings::{Level, Settings};
 
 /// Exit code of a worker that cannot work with its settings; there is no use in starting it again.
 pub const REFUSED: i32 = 78;
-
-/// The descriptor under which the worker finds the state.
-pub const STATE: i32 = 3;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -41,14 +37,21 @@ pub fn run() -> i32 {
 
 fn supervise() -> io::Result<i32> {
     let signals = Signals::block()?;
-    let state = State::create()?;
+    let (settings, _) = match Settings::read(&|name| std::env::var(name).ok()) {
+        Ok(read) => read,
+        Err(refused) => {
+            tell(Level::Error, refused);
+            return Ok(REFUSED);
+        }
+    };
+    let handed = Handed::make(&settings)?;
     let mut pause = Duration::ZERO;
     loop {
         if pause > Duration::ZERO && signals.ends_within(pause) {
             return Ok(0);
         }
         let started = Instant::now();
-        match start(&state, &signals) {
+        match start(&handed, &signals) {
             Ok(worker) => match watch(&worker, &signals)? {
                 Ended::Asked => return Ok(0),
                 Ended::Code(REFUSED) => return Ok(REFUSED),
@@ -73,21 +76,17 @@ fn next_pause(last: Duration, lived: Duration) -> Duration {
     }
 }
 
-fn start(state: &State, signals: &Signals) -> io::Result<Child> {
+fn start(handed: &Handed, signals: &Signals) -> io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("sandglass-egress").arg("worker");
-    let (memory, mask) = (state.as_fd().as_raw_fd(), signals.before);
+    command.arg0("sandglass-egress").arg("worker").args(handed.words());
+    let (numbers, mask) = (handed.numbers(), signals.before);
     let prepare = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // SAFETY: both arguments are plain values; dup2 clears the flag that closes it at exec, unless both are the same.
-        let done = unsafe {
-            match memory {
-                STATE => libc::fcntl(STATE, libc::F_SETFD, 0),
-                _ => libc::dup2(memory, STATE),
+        for number in &numbers {
+            // SAFETY: only a flag of a descriptor of this process is changed.
+            if unsafe { libc::fcntl(*number, libc::F_SETFD, 0) } < 0 {
+                return Err(io::Error::last_os_error());
             }
-        };
-        if done < 0 {
-            return Err(io::Error::last_os_error());
         }
         // SAFETY: the mask is a value of its own; only this thread exists in the child.
         match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut()) } {

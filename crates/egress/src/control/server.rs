@@ -1,8 +1,7 @@
 //! HTTP/1.1 for the control API: bounded in connections, in the size of a request and in the time for it.
 
 use std::convert::Infallible;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,16 +33,6 @@ const LARGEST_HEAD: usize = 64 * 1024;
 /// The sandbox may share the machine's loopback with us: it must not take the connections of those who control it.
 const LOCAL_CONNECTIONS: usize = 64;
 const OTHER_CONNECTIONS: usize = 64;
-
-/// Binds the address; where there is no IPv6 at all, its IPv4 counterpart.
-pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    match TcpListener::bind(address).await {
-        Err(error) if address.ip().is_unspecified() && error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
-            TcpListener::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port())).await
-        }
-        other => other,
-    }
-}
 
 /// Accepts until it is dropped; the connections end with it.
 pub async fn serve(listener: TcpListener, control: Arc<Control>) {
