@@ -18,9 +18,10 @@ use serde::Serialize;
 use crate::cgroup::{Controller, Layout};
 use crate::kernel::mounts::{Reach, set_attributes};
 use crate::kernel::process::{Cloned, Side, clone_child, exit_now};
-use crate::network::netlink::Socket;
-use crate::network::{nftables, route};
+use crate::network::nftables;
 use crate::seccomp;
+use sandglass_netlink::route;
+use sandglass_netlink::socket::Socket;
 
 /// One probe's finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

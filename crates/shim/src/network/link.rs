@@ -7,11 +7,10 @@ use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-
-use super::netlink::Socket;
-use super::route::{self, End, Mac};
 use crate::spec::NetworkSpec;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use sandglass_netlink::route::{self, End, Mac};
+use sandglass_netlink::socket::Socket;
 
 /// Name of the interface inside.
 pub const INSIDE: &str = "eth0";

@@ -1,8 +1,8 @@
-//! The rtnetlink requests that boxes need, as messages.
+//! Requests for links, addresses, routes and neighbours, as messages.
 
 use std::net::Ipv4Addr;
 
-use super::netlink::{ACK, CREATE, DUMP, EXCLUSIVE, Message, REPLACE};
+use crate::message::{ACK, CREATE, DUMP, EXCLUSIVE, Message, REPLACE};
 
 const NEWLINK: u16 = libc::RTM_NEWLINK;
 const DELLINK: u16 = libc::RTM_DELLINK;
