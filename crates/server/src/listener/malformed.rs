@@ -27,6 +27,8 @@ pub enum Malformed {
     Chunk,
     #[error("CONNECT is not supported")]
     Connect,
+    #[error("the only protocol that CONNECT can ask for is `websocket`")]
+    Protocol,
     #[error("this version of HTTP is not supported")]
     Version,
     #[error("the request target is too long")]
@@ -51,7 +53,7 @@ impl Malformed {
             | Self::TransferEncoding
             | Self::Chunk => StatusCode::BAD_REQUEST,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
-            Self::TransferCoding => StatusCode::NOT_IMPLEMENTED,
+            Self::TransferCoding | Self::Protocol => StatusCode::NOT_IMPLEMENTED,
             Self::Version => StatusCode::HTTP_VERSION_NOT_SUPPORTED,
             Self::TargetTooLong => StatusCode::URI_TOO_LONG,
             Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,

@@ -17,11 +17,12 @@ mod malformed;
 mod multiplexed;
 mod redirect;
 mod settings;
+mod stream;
 mod upload;
 mod wire;
 
 pub use accept::{connection_limit, spawn};
-pub use certificates::{CertificateError, Certificates};
+pub use certificates::{CertificateError, Certificates, Looked};
 pub use malformed::Malformed;
 pub use redirect::redirects;
 pub use settings::{Limits, Refuse, Scheme, Serving, Transport};
