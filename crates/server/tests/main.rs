@@ -5,6 +5,8 @@
 mod edge;
 mod engine;
 mod events;
+mod listener;
+mod multiplexed;
 mod renewal;
 mod runtime_away;
 mod service;

@@ -17,6 +17,7 @@ use super::edits::{self, Observed, Way};
 use super::lookup::{Lookup, Reach, Target};
 use super::refusal::Refusal;
 use super::route::Route;
+use super::wake::Wakes;
 use super::ways::{self, Need, Ways};
 use super::websocket::{Close, Handshake};
 use crate::telemetry::metrics::Proxied;
@@ -40,6 +41,7 @@ struct Shared {
     forwarder: Forwarder,
     settings: IngressSettings,
     ways: Ways,
+    wakes: Wakes,
 }
 
 impl std::fmt::Debug for IngressState {
@@ -50,7 +52,15 @@ impl std::fmt::Debug for IngressState {
 
 impl IngressState {
     pub fn new(lookup: Arc<dyn Lookup>, forwarder: Forwarder, settings: IngressSettings) -> Self {
-        Self { shared: Arc::new(Shared { lookup, forwarder, settings, ways: Ways::default() }) }
+        Self {
+            shared: Arc::new(Shared {
+                lookup,
+                forwarder,
+                settings,
+                ways: Ways::default(),
+                wakes: Wakes::default(),
+            }),
+        }
     }
 
     pub(super) fn used(&self, id: &str) {
@@ -134,6 +144,13 @@ impl Shared {
         if !whole_handshake(request.headers()) {
             return Err(Refusal::Handshake);
         }
+        let woken;
+        let target = if wants_awake(target, request.headers()) {
+            woken = self.wakes.awake(&*self.lookup, route.id).await?;
+            &woken
+        } else {
+            target
+        };
         if !skips_renewal(request.headers()) {
             self.lookup.used(route.id);
         }
@@ -196,6 +213,11 @@ pub(super) fn address(reach: Reach) -> Result<IpAddr, Refusal> {
         Reach::Nowhere => Err(Refusal::Unmapped),
         Reach::Gone => Err(Refusal::Ended),
     }
+}
+
+/// Whether a request resumes its sandbox. One that does not count as use of it, such as a probe's, leaves it asleep.
+fn wants_awake(target: &Target, headers: &HeaderMap) -> bool {
+    target.wakes && matches!(target.reach, Reach::Paused(_)) && !skips_renewal(headers)
 }
 
 /// Whether a request asks not to count as use of its sandbox.
