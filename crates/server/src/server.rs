@@ -122,6 +122,9 @@ impl Prepared {
     }
 }
 
+/// Connections to the port that only redirects.
+const REDIRECTED: usize = 256;
+
 /// Where requests come in.
 struct Doors {
     listener: TcpListener,
@@ -156,7 +159,9 @@ impl Doors {
         };
         if let Some(redirect) = self.redirect {
             let router = listener::redirects(config.server.port);
-            let serving = Serving { router, refuse: malformed::answer, transport: Transport::Plain, limits };
+            let few = Limits { connections: limits.connections.min(REDIRECTED), ..limits };
+            let serving =
+                Serving { router, refuse: malformed::answer, transport: Transport::Plain, limits: few };
             tasks.push(listener::spawn(redirect, serving, stop.clone())?);
         }
         let serving = Serving { router, refuse: malformed::answer, transport, limits };

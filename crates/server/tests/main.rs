@@ -13,3 +13,4 @@ mod service;
 mod snapshots;
 mod telemetry;
 mod tenants;
+mod wake;

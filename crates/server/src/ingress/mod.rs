@@ -55,4 +55,6 @@ pub const EGRESS_TOKEN: HeaderName = HeaderName::from_static("opensandbox-egress
 pub const ACCESS_RENEW: HeaderName = HeaderName::from_static("opensandbox-access-renew");
 
 #[cfg(test)]
+mod front_tests;
+#[cfg(test)]
 mod tests;
