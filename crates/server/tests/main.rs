@@ -5,9 +5,12 @@
 mod edge;
 mod engine;
 mod events;
+mod listener;
+mod multiplexed;
 mod renewal;
 mod runtime_away;
 mod service;
 mod snapshots;
 mod telemetry;
 mod tenants;
+mod wake;

@@ -30,7 +30,8 @@ use crate::{
     config::{Config, EndpointStyle, RuntimeKind},
     engine::{Engine, commit::EngineError, index::Entry},
     ingress::{
-        AGENT_PORT, AccessRules, IngressSettings, IngressState, Lookup, Mapped, Reach, Target,
+        AGENT_PORT, AccessRules, IngressSettings, IngressState, Lookup, Mapped, NotWoken, Reach, Target,
+        Waking,
         public_host::{self, Whereabouts},
         skips_renewal,
     },
@@ -239,6 +240,19 @@ impl Lookup for IndexLookup {
             renewals.used(id);
         }
     }
+
+    fn wake(&self, id: &str) -> Waking {
+        let (engine, id) = (self.engine.clone(), id.to_owned());
+        Box::pin(async move {
+            let engine = engine.upgrade().ok_or(NotWoken::Later)?;
+            match engine.wake(&id).await {
+                Ok(()) => Ok(()),
+                Err(EngineError::NotFound(_)) => Err(NotWoken::Gone),
+                Err(EngineError::OperationFailed { .. }) => Err(NotWoken::Failed),
+                Err(_) => Err(NotWoken::Later),
+            }
+        })
+    }
 }
 
 /// How the server itself gets into sandboxes.
@@ -267,9 +281,12 @@ fn target(entry: &Entry, inward: Inward) -> Option<Target> {
     let observed = entry.observed.as_deref();
     let exposure = observed.map_or(Exposure::None, |o| o.exposure);
     let (address, mapped) = inward.way(observed.and_then(|o| o.address), exposure);
+    let wakes = entry.wakes();
     let reach = match (entry.status()?.state, address) {
         (State::Pending, address) => Reach::Starting(address),
         (State::Paused, Some(address)) => Reach::Paused(address),
+        // A request that is able to wait does so, instead of being frozen with the box.
+        (State::Pausing | State::Resuming, Some(address)) if wakes => Reach::Paused(address),
         (state, Some(address)) if state.addressable() => Reach::Addressable(address),
         (state, None) if state == State::Paused || state.addressable() => Reach::Nowhere,
         _ => Reach::Gone,
@@ -282,6 +299,7 @@ fn target(entry: &Entry, inward: Inward) -> Option<Target> {
         route_token: route_token.to_owned(),
         egress_token: observed.and_then(|o| o.egress_token.clone()),
         secure_access: entry.spec().is_some_and(|s| s.secure_access),
+        wakes,
         tenant: entry.tenant().map(str::to_owned),
     })
 }

@@ -12,6 +12,7 @@ pub mod filters;
 mod health;
 pub mod images;
 mod instant;
+pub mod malformed;
 mod metrics_events;
 mod metrics_page;
 pub mod middleware;

@@ -14,6 +14,7 @@ pub mod public_host;
 mod refusal;
 mod relay;
 mod route;
+mod wake;
 mod ways;
 mod websocket;
 
@@ -28,6 +29,7 @@ pub use refusal::Refusal;
 pub(crate) use relay::skips_renewal;
 pub use relay::{IngressSettings, IngressState, proxy_handler};
 pub use route::Mount;
+pub use wake::{NotWoken, Waking};
 
 use http::HeaderName;
 
@@ -52,5 +54,7 @@ pub const EGRESS_TOKEN: HeaderName = HeaderName::from_static("opensandbox-egress
 /// `skip` keeps a request from extending the sandbox's life.
 pub const ACCESS_RENEW: HeaderName = HeaderName::from_static("opensandbox-access-renew");
 
+#[cfg(test)]
+mod front_tests;
 #[cfg(test)]
 mod tests;

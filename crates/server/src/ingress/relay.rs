@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{OriginalUri, Request};
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, SEC_WEBSOCKET_KEY};
 use http::{HeaderMap, Method, StatusCode, Uri};
-use sandglass_proxy::{Forwarder, Lease, ResponseBody, requested_upgrade};
+use sandglass_proxy::{Counts, Forwarder, Lease, ResponseBody, requested_upgrade};
 
 use super::ACCESS_RENEW;
 use super::access::{AccessRules, Grounds};
@@ -16,6 +17,7 @@ use super::edits::{self, Observed, Way};
 use super::lookup::{Lookup, Reach, Target};
 use super::refusal::Refusal;
 use super::route::Route;
+use super::wake::Wakes;
 use super::ways::{self, Need, Ways};
 use super::websocket::{Close, Handshake};
 use crate::telemetry::metrics::Proxied;
@@ -39,11 +41,26 @@ struct Shared {
     forwarder: Forwarder,
     settings: IngressSettings,
     ways: Ways,
+    wakes: Wakes,
+}
+
+impl std::fmt::Debug for IngressState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IngressState").field("forwarder", &self.shared.forwarder).finish_non_exhaustive()
+    }
 }
 
 impl IngressState {
     pub fn new(lookup: Arc<dyn Lookup>, forwarder: Forwarder, settings: IngressSettings) -> Self {
-        Self { shared: Arc::new(Shared { lookup, forwarder, settings, ways: Ways::default() }) }
+        Self {
+            shared: Arc::new(Shared {
+                lookup,
+                forwarder,
+                settings,
+                ways: Ways::default(),
+                wakes: Wakes::default(),
+            }),
+        }
     }
 
     pub(super) fn used(&self, id: &str) {
@@ -57,6 +74,11 @@ impl IngressState {
         need: Need,
     ) -> Result<(Lease, Way), Refusal> {
         self.shared.connect(target, application, need).await
+    }
+
+    /// Takes no further requests, and lets those under way and upgraded connections end for so long. Returns what was cut.
+    pub async fn drain(&self, grace: Duration) -> Counts {
+        self.shared.forwarder.drain(grace).await
     }
 
     /// Cuts what goes to a removed sandbox. To be called before its address can be given to another.
@@ -122,6 +144,13 @@ impl Shared {
         if !whole_handshake(request.headers()) {
             return Err(Refusal::Handshake);
         }
+        let woken;
+        let target = if wants_awake(target, request.headers()) {
+            woken = self.wakes.awake(&*self.lookup, route.id).await?;
+            &woken
+        } else {
+            target
+        };
         if !skips_renewal(request.headers()) {
             self.lookup.used(route.id);
         }
@@ -184,6 +213,11 @@ pub(super) fn address(reach: Reach) -> Result<IpAddr, Refusal> {
         Reach::Nowhere => Err(Refusal::Unmapped),
         Reach::Gone => Err(Refusal::Ended),
     }
+}
+
+/// Whether a request resumes its sandbox. One that does not count as use of it, such as a probe's, leaves it asleep.
+fn wants_awake(target: &Target, headers: &HeaderMap) -> bool {
+    target.wakes && matches!(target.reach, Reach::Paused(_)) && !skips_renewal(headers)
 }
 
 /// Whether a request asks not to count as use of its sandbox.

@@ -36,6 +36,8 @@ fn every_refusal_has_its_documented_code() {
         (json!({"extensions": {"access.renew.extend.seconds": "86401"}}), parameter),
         (json!({"extensions": {"access.renew.extend.seconds": ""}}), parameter),
         (json!({"extensions": {"access.renew.extend.seconds": "5m"}}), parameter),
+        (json!({"extensions": {"access.wake": "yes"}}), parameter),
+        (json!({"extensions": {"access.wake": ""}}), parameter),
         (json!({"image": null, "entrypoint": null, "snapshotId": "s"}), (404, "SNAPSHOT::NOT_FOUND")),
         (json!({"lifecycle": {"preStart": {"command": ["a", "b\u{0}"]}}}), parameter),
         (
