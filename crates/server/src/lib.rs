@@ -7,6 +7,7 @@ pub mod agents;
 pub mod config;
 pub mod diagnostics;
 pub mod engine;
+pub mod gateway;
 pub mod http;
 pub mod ingress;
 mod linger;

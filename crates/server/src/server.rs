@@ -17,7 +17,9 @@ use crate::{
     accept,
     config::{Config, ProcessEnvironment},
     engine::{Engine, RecoverError},
+    gateway::{self, GatewayLimits},
     http::{App, router},
+    ingress::Carrier,
     renewal::{AddressError, Renewals},
     runtimes::{self, Opened},
     store::SqlStore,
@@ -42,7 +44,7 @@ pub enum StartError {
     Tenants(#[from] tenants::OpenError),
     #[error("cannot recover: {0}")]
     Recover(#[from] RecoverError),
-    #[error(transparent)]
+    #[error("renew_intent.redis.dsn: {0}")]
     RenewIntent(#[from] AddressError),
 }
 
@@ -51,6 +53,8 @@ pub enum StartError {
 pub struct Prepared {
     config: Arc<Config>,
     listener: TcpListener,
+    /// Where this server is the gateway too.
+    gateway: Option<TcpListener>,
     runtime: Opened,
 }
 
@@ -71,8 +75,12 @@ impl Prepared {
     /// # Errors
     /// As [`Prepared::open`].
     pub fn open_on(config: Config, listener: TcpListener) -> Result<Self, StartError> {
+        let gateway = config.ingress.listen.clone().map(|address| {
+            TcpListener::bind(&address).map_err(|source| StartError::Listen { address, source })
+        });
+        let gateway = gateway.transpose()?;
         let runtime = runtimes::open(&config)?;
-        Ok(Self { config: Arc::new(config), listener, runtime })
+        Ok(Self { config: Arc::new(config), listener, gateway, runtime })
     }
 
     /// Recovers what exists and serves.
@@ -80,7 +88,7 @@ impl Prepared {
     /// # Errors
     /// When the store or the runtime cannot be read.
     pub async fn start(self) -> Result<Server, StartError> {
-        let Self { config, listener, runtime } = self;
+        let Self { config, listener, gateway, runtime } = self;
         let store = SqlStore::open(&config.store)
             .await
             .map_err(|source| StartError::Store { place: SqlStore::place(&config.store), source })?;
@@ -105,6 +113,7 @@ impl Prepared {
         if let Some(renewals) = &renewals {
             app.renew_on_access(renewals.clone());
         }
+        let gateway = gateway.map(|listener| Door::open(listener, &app, stop.clone())).transpose()?.flatten();
         let limits = accept::Limits {
             keep_alive: config.server.keep_alive,
             drain: config.server.graceful_shutdown,
@@ -114,7 +123,31 @@ impl Prepared {
             .map_err(|source| StartError::Listen { address: address.to_string(), source })?;
         info!(%address, sandboxes = engine.index().len(), "listening");
         let drain = config.server.graceful_shutdown;
-        Ok(Server { address, engine, store, runtime, serving, stop, renewals, exporter, drain })
+        Ok(Server { address, engine, store, runtime, serving, gateway, stop, renewals, exporter, drain })
+    }
+}
+
+/// The gateway within the server.
+#[derive(Debug)]
+struct Door {
+    address: SocketAddr,
+    serving: JoinHandle<()>,
+    carrier: Carrier,
+}
+
+impl Door {
+    fn open(listener: TcpListener, app: &App, stop: CancellationToken) -> Result<Option<Self>, StartError> {
+        let Some((gateway, carrier)) = app.gateway() else { return Ok(None) };
+        let failed = |source| StartError::Listen { address: "ingress.listen".into(), source };
+        let address = listener.local_addr().map_err(failed)?;
+        let limits = GatewayLimits {
+            connections: 0,
+            head: app.config.server.keep_alive,
+            drain: app.config.server.graceful_shutdown,
+        };
+        let serving = gateway::start(listener, gateway, limits, stop).map_err(failed)?;
+        info!(%address, "listening as the gateway");
+        Ok(Some(Self { address, serving, carrier }))
     }
 }
 
@@ -139,6 +172,7 @@ pub struct Server {
     store: SqlStore,
     runtime: Opened,
     serving: JoinHandle<()>,
+    gateway: Option<Door>,
     stop: CancellationToken,
     renewals: Option<Renewals>,
     exporter: Exporter,
@@ -154,6 +188,11 @@ impl Server {
         self.address
     }
 
+    /// Where it listens as the gateway, if it is one.
+    pub fn gateway_address(&self) -> Option<SocketAddr> {
+        self.gateway.as_ref().map(|gateway| gateway.address)
+    }
+
     /// The engine, for callers in the same process.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
@@ -164,7 +203,11 @@ impl Server {
         let begun = Instant::now();
         self.stop.cancel();
         self.engine.close_streams();
-        let _ = self.serving.await;
+        if let Some(Door { serving, carrier, .. }) = self.gateway {
+            let _ = tokio::join!(self.serving, serving, carrier.drain(self.drain));
+        } else {
+            let _ = self.serving.await;
+        }
         if let Some(renewals) = &self.renewals {
             renewals.stop().await;
         }

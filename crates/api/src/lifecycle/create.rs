@@ -15,6 +15,8 @@ pub type StringMap = BTreeMap<String, String>;
 pub const ENTRYPOINT_EXTENSION: &str = "sandglass.entrypoint";
 /// Extension: renew by this many seconds whenever the sandbox is used through the proxy.
 pub const RENEW_ON_ACCESS_EXTENSION: &str = "access.renew.extend.seconds";
+/// Extension of ours: `true` lets requests resume the sandbox while it is paused.
+pub const WAKE_ON_ACCESS_EXTENSION: &str = "sandglass.wakeOnAccess";
 /// Extension: take the sandbox from a pool.
 pub const POOL_REF_EXTENSION: &str = "poolRef";
 /// Extensions that start like this are stored and echoed.

@@ -11,6 +11,7 @@ pub mod fields;
 pub mod filters;
 mod health;
 pub mod images;
+mod ingress;
 mod instant;
 mod metrics_events;
 mod metrics_page;

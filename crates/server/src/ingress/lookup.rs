@@ -21,6 +21,10 @@ pub struct Target {
     pub egress_token: Option<String>,
     /// The sandbox was created with `secureAccess`: no request passes without the route token, whatever else is open.
     pub secure_access: bool,
+    /// A request resumes it while it is paused.
+    pub wakes: bool,
+    /// Use extends its life.
+    pub renews: bool,
     /// Whose it is; `None` on a server without tenants.
     pub tenant: Option<String>,
 }
@@ -37,6 +41,8 @@ impl Target {
             route_token: "route".to_owned(),
             egress_token: None,
             secure_access: false,
+            wakes: false,
+            renews: false,
             tenant: None,
         }
     }
