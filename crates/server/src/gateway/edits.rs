@@ -10,6 +10,7 @@ use sandglass_proxy::HeaderEdits;
 use crate::ingress::{
     ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, ROUTE_TOKEN, SECURE_ACCESS, Target, Way,
 };
+use crate::listener::Scheme;
 
 /// Where a request is to go.
 pub(super) const INGRESS_TO: HeaderName = HeaderName::from_static("opensandbox-ingress-to");
@@ -46,7 +47,8 @@ pub(super) fn request(
         put(FORWARDED_HOST, host.as_bytes());
     }
     if !headers.contains_key(FORWARDED_PROTO) {
-        put(FORWARDED_PROTO, b"http");
+        let scheme = if extensions.get() == Some(&Scheme::Https) { "https" } else { "http" };
+        put(FORWARDED_PROTO, scheme.as_bytes());
     }
     match way {
         Way::Agent if !target.agent_token.is_empty() => put(AGENT_TOKEN, target.agent_token.as_bytes()),

@@ -24,9 +24,8 @@ pub use directory::{Directory, InProcess, Used, WakeError};
 pub use handler::{Gateway, GatewaySettings, RouteFrom, router};
 pub use intents::{IntentSettings, Intents, RedisList};
 pub use mirror::Mirror;
-pub use serving::carrier;
-pub(crate) use serving::start;
-pub use standalone::{GatewayLimits, Options, RunError, run};
+pub use serving::{Door, GatewayLimits, carrier};
+pub use standalone::{Options, RunError, run};
 pub use wake::ParkSettings;
 
 #[cfg(test)]

@@ -87,15 +87,17 @@ pub(super) enum Upgrade {
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
-        let status = self.status();
-        let headers = [
-            (header::CONTENT_TYPE, "text/plain; charset=utf-8"),
-            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        ];
-        let mut response = (status, headers, format!("OpenSandbox Ingress: {self}\n")).into_response();
-        if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        response
+        plain(self.status(), &self)
     }
+}
+
+/// An answer in the gateway's form.
+pub(super) fn plain(status: StatusCode, why: &dyn std::fmt::Display) -> Response {
+    let headers =
+        [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    let mut response = (status, headers, format!("OpenSandbox Ingress: {why}\n")).into_response();
+    if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
 }

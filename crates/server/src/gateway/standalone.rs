@@ -1,6 +1,7 @@
 //! A gateway that runs alone and learns from a server.
 
 use std::net::{IpAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,9 +21,10 @@ use super::handler::{Gateway, GatewaySettings, RouteFrom};
 use super::intents::{IntentSettings, Intents};
 use super::mirror::Mirror;
 use super::wake::ParkSettings;
-use super::{carrier, serving};
+use super::serving::{Door as Listening, GatewayLimits, carrier};
 use crate::config::Secret;
 use crate::ingress::Target;
+use crate::listener::{CertificateError, Certificates};
 
 /// What `sandglass ingress` was told.
 #[derive(Debug)]
@@ -42,17 +44,8 @@ pub struct Options {
     /// How long the server may take to be there at the start.
     pub patience: Duration,
     pub limits: GatewayLimits,
-}
-
-/// What clients may take.
-#[derive(Clone, Copy, Debug)]
-pub struct GatewayLimits {
-    /// Open connections; 0 means half of what this process may open.
-    pub connections: usize,
-    /// How long a request's head may take.
-    pub head: Duration,
-    /// How long requests and upgraded connections may take at the end.
-    pub drain: Duration,
+    /// Certificate chain and key; plain HTTP without.
+    pub tls: Option<(PathBuf, PathBuf)>,
 }
 
 /// Why a gateway did not start.
@@ -60,6 +53,8 @@ pub struct GatewayLimits {
 pub enum RunError {
     #[error("cannot listen on {address}: {source}")]
     Listen { address: String, source: std::io::Error },
+    #[error("cannot serve TLS: {0}")]
+    Certificate(#[from] CertificateError),
     #[error("cannot make an HTTP client: {0}")]
     Client(#[from] reqwest::Error),
     #[error(transparent)]
@@ -122,6 +117,8 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), RunErr
     let Options { listen, route, keys, accepts, park, patience, limits, .. } = options;
     let listener =
         TcpListener::bind(&listen).map_err(|source| RunError::Listen { address: listen.clone(), source })?;
+    let certificates =
+        options.tls.map(|(certificate, key)| Certificates::open(&certificate, &key)).transpose()?;
     let server = Server::new(options.server, options.key)?;
     let carrier = carrier();
     let mirror = Arc::new(Mirror::new(carrier.clone(), options.published_on));
@@ -146,17 +143,16 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), RunErr
     let directory = Arc::new(Remote { mirror, server, intents });
     let settings = GatewaySettings { route, door: Door::new(keys, accepts), park, audit };
     let gateway = Gateway::new(directory, carrier.clone(), settings);
-    let address = listener.local_addr().map_or(listen, |address| address.to_string());
+    if let Some(certificates) = &certificates {
+        tasks.spawn(certificates.clone().watch(stop.clone(), |_| {}));
+    }
     let drain = limits.drain;
-    let served = serving::start(listener, gateway, limits, stop.clone())
-        .map_err(|source| RunError::Listen { address: address.clone(), source })?;
-    info!(address, "listening");
+    let door = Listening::open(listener, (gateway, carrier), (certificates, limits), stop.clone())
+        .map_err(|source| RunError::Listen { address: listen, source })?;
+    info!(address = %door.address(), "listening");
     stop.cancelled().await;
     info!("stopping; requests under way may end");
-    let (_, cut) = tokio::join!(served, carrier.drain(drain));
-    if cut.upgrades > 0 {
-        info!(upgrades = cut.upgrades, "upgraded connections that were still open were cut");
-    }
+    door.close(drain).await;
     over.cancel();
     let _ = following.await;
     tasks.close();

@@ -13,6 +13,7 @@ mod health;
 pub mod images;
 mod ingress;
 mod instant;
+pub mod malformed;
 mod metrics_events;
 mod metrics_page;
 pub mod middleware;

@@ -1,12 +1,15 @@
 //! All routes on one page, grouped by who may reach them.
 
+use std::time::Duration;
+
 use axum::{
     Router,
     extract::{Request, State},
-    middleware::{from_fn, from_fn_with_state},
+    middleware::{from_fn, from_fn_with_state, map_response},
     response::Response,
     routing::{any, delete, get, patch, post},
 };
+use http::{HeaderValue, header::STRICT_TRANSPORT_SECURITY};
 
 use super::{
     App, diagnostics, docs, events, health, images, ingress, metrics_events, metrics_page, middleware, network_policy,
@@ -85,6 +88,21 @@ fn open() -> Router<App> {
 
 async fn proxy(State(app): State<App>, request: Request) -> Response {
     proxy_handler(app.ingress, request).await
+}
+
+/// Over TLS only: browsers are told not to come back without, if that is wanted.
+pub fn strictly_over_tls(router: Router, max_age: Option<Duration>) -> Router {
+    let Some(age) = max_age else { return router };
+    let told =
+        HeaderValue::try_from(format!("max-age={}", age.as_secs())).expect("a number is a header value");
+    router.layer(map_response(move |mut response: Response| {
+        let told = told.clone();
+        async move {
+            // Also over whatever a program in a sandbox says: the host is the server's, not the program's.
+            response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, told);
+            response
+        }
+    }))
 }
 
 /// The whole service.

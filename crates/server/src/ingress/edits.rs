@@ -13,6 +13,7 @@ use super::endpoints::without_scheme;
 use super::lookup::Target;
 use super::route::Route;
 use super::{ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, ROUTE_TOKEN, SECURE_ACCESS};
+use crate::listener::Scheme;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -64,12 +65,14 @@ impl Observed {
     /// A proxy in front is believed only when it runs on this machine.
     pub(crate) fn of(headers: &HeaderMap, extensions: &Extensions) -> Self {
         let peer = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip().to_canonical());
+        let own = if extensions.get() == Some(&Scheme::Https) { "https" } else { "http" };
         if !peer.is_some_and(|peer| peer.is_loopback()) {
-            return Self { scheme: "http", client: peer };
+            return Self { scheme: own, client: peer };
         }
         let scheme = match headers.get(FORWARDED_PROTO).map(HeaderValue::as_bytes) {
             Some(b"https" | b"wss") => "https",
-            _ => "http",
+            Some(b"http" | b"ws") => "http",
+            _ => own,
         };
         Self { scheme, client: nearest_untrusted(headers).or(peer) }
     }

@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{OriginalUri, Request};
 use axum::response::{IntoResponse, Response};
 use http::header::SEC_WEBSOCKET_KEY;
 use http::{HeaderMap, Method, StatusCode, Uri};
-use sandglass_proxy::{Forwarder, ResponseBody, requested_upgrade};
+use sandglass_proxy::{Counts, Forwarder, ResponseBody, requested_upgrade};
 
 use super::ACCESS_RENEW;
 use super::access::{AccessRules, Grounds};
@@ -41,6 +42,12 @@ struct Shared {
     settings: IngressSettings,
 }
 
+impl std::fmt::Debug for IngressState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IngressState").field("carrier", &self.shared.carrier).finish_non_exhaustive()
+    }
+}
+
 impl IngressState {
     pub fn new(lookup: Arc<dyn Lookup>, forwarder: Forwarder, settings: IngressSettings) -> Self {
         Self { shared: Arc::new(Shared { lookup, carrier: Carrier::new(forwarder), settings }) }
@@ -57,6 +64,11 @@ impl IngressState {
         need: Need,
     ) -> Result<Ride<'_>, Refusal> {
         self.shared.carrier.connect(target, application, need).await
+    }
+
+    /// Takes no further requests, and lets those under way and upgraded connections end for so long. Returns what was cut.
+    pub async fn drain(&self, grace: Duration) -> Counts {
+        self.shared.carrier.drain(grace).await
     }
 
     /// Cuts what goes to a removed sandbox. To be called before its address can be given to another.
