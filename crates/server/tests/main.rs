@@ -5,6 +5,7 @@
 mod edge;
 mod engine;
 mod events;
+mod gateway;
 mod renewal;
 mod runtime_away;
 mod service;

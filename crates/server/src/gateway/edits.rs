@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use axum::extract::ConnectInfo;
+use axum::extract::{ConnectInfo, Request};
 use http::header::HOST;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use sandglass_proxy::HeaderEdits;
@@ -25,11 +25,11 @@ const POWERED_BY: HeaderName = HeaderName::from_static("reverse-proxy-server-pow
 
 /// The changes to a request. `Authorization`, `Cookie` and the tokens of the agent and the enforcer belong to the sandbox and stay.
 pub(super) fn request(
-    headers: &HeaderMap,
-    extensions: &Extensions,
+    request: &Request,
     target: &Target,
     (application, way): (SocketAddr, Way),
 ) -> HeaderEdits {
+    let (headers, extensions) = (request.headers(), request.extensions());
     let mut remove = vec![INGRESS_TO, OLD_INGRESS_TO, SECURE_ACCESS, ACCESS_RENEW, ROUTE_CREDENTIAL];
     // The reference passes these on; they open more than this sandbox, or are nobody's business inside.
     remove.extend([API_KEY, ROUTE_TOKEN]);
@@ -43,8 +43,11 @@ pub(super) fn request(
     if let Some(chain) = chain(headers, extensions) {
         put(FORWARDED_FOR, &chain);
     }
-    if let Some(host) = headers.get(HOST).filter(|_| !headers.contains_key(FORWARDED_HOST)) {
-        put(FORWARDED_HOST, host.as_bytes());
+    // Requests of HTTP/2 have it in their target.
+    let authority = || request.uri().authority().map(|authority| authority.as_str().as_bytes());
+    let host = headers.get(HOST).map(HeaderValue::as_bytes).or_else(authority);
+    if let Some(host) = host.filter(|_| !headers.contains_key(FORWARDED_HOST)) {
+        put(FORWARDED_HOST, host);
     }
     if !headers.contains_key(FORWARDED_PROTO) {
         let scheme = if extensions.get() == Some(&Scheme::Https) { "https" } else { "http" };

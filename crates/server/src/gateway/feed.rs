@@ -65,6 +65,11 @@ impl Server {
         Ok(Self { client, base: Arc::new(base), key })
     }
 
+    #[cfg(test)]
+    pub(super) fn base(&self) -> &Url {
+        &self.base
+    }
+
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let url = format!("{}/v1/ingress/{path}", self.base.as_str().trim_end_matches('/'));
         self.client.request(method, url).header(API_KEY, self.key.expose())

@@ -210,7 +210,7 @@ impl Shared {
         let failed = |refusal| Refused::of_exchange(refusal, upgrade);
         let ride = self.carrier.connect(target, application, need).await.map_err(failed)?;
         let way = ride.way();
-        let edits = edits::request(request.headers(), request.extensions(), target, (application, way));
+        let edits = edits::request(&request, target, (application, way));
         let path = asked.rest.unwrap_or(uri.path());
         let to = passed_on(path, uri.query(), (way, application.port()))?;
         let mut response = ride.exchange(request, to, edits).await.map_err(failed)?;

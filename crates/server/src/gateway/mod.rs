@@ -26,6 +26,8 @@ pub use intents::{IntentSettings, Intents, RedisList};
 pub use mirror::Mirror;
 pub use serving::{Door, GatewayLimits, carrier};
 pub use standalone::{Options, RunError, run};
+pub use reqwest::Url;
+pub use sandglass_ingress::{Generation, Keys};
 pub use wake::ParkSettings;
 
 #[cfg(test)]
