@@ -319,7 +319,7 @@ def test_what_is_known_is_served_while_the_server_is_away():
 
 def test_a_request_wakes_a_paused_sandbox_once():
     with embedded("header") as scene:
-        sandbox = scene.sandbox(extensions={"sandglass.wakeOnAccess": "true"})
+        sandbox = scene.sandbox(extensions={"access.wake": "true"})
         port = scene.program(sandbox)
         endpoint = scene.endpoint(sandbox, port)
         assert scene.http.post(f"/v1/sandboxes/{sandbox.id}/pause").status_code == 202

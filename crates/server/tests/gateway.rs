@@ -77,7 +77,7 @@ impl Lines {
 async fn gateways_are_told_what_there_is_and_what_changes() {
     let service = service(config(RouteMode::Header, None)).await;
     let open = create(&service, json!({})).await;
-    let guarded = json!({"secureAccess": true, "extensions": {"sandglass.wakeOnAccess": "true"}});
+    let guarded = json!({"secureAccess": true, "extensions": {"access.wake": "true"}});
     let guarded = create(&service, guarded).await;
 
     let mut once = Lines::open(&service, "").await;
@@ -139,7 +139,7 @@ async fn the_gateways_key_opens_its_own_routes_only() {
 #[tokio::test]
 async fn only_what_wakes_on_access_is_woken() {
     let service = service(config(RouteMode::Header, None)).await;
-    let id = create(&service, json!({"extensions": {"sandglass.wakeOnAccess": "true"}})).await;
+    let id = create(&service, json!({"extensions": {"access.wake": "true"}})).await;
     let wake = format!("/v1/ingress/sandboxes/{id}/wake");
     let woken = async || service.call_with("POST", &wake, &[(KEY, "of-gateways")], Value::Null).await.status;
     assert_eq!(woken().await, 204, "it runs");

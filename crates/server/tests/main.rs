@@ -6,6 +6,8 @@ mod edge;
 mod engine;
 mod events;
 mod gateway;
+mod listener;
+mod multiplexed;
 mod renewal;
 mod runtime_away;
 mod service;

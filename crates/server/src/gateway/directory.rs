@@ -3,24 +3,14 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use tokio::sync::watch;
 
 use crate::engine::Engine;
-use crate::ingress::{Lookup, Target};
+use crate::ingress::{Lookup, Target, Waking};
 
-/// A sandbox was not resumed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the sandbox was not resumed")]
-pub struct WakeError;
-
-/// What is known of sandboxes, from memory, and the one thing that can be done about them.
-#[async_trait]
-pub trait Directory: Send + Sync + 'static {
-    /// `None` when there is no such sandbox.
-    fn find(&self, id: &str) -> Option<Target>;
-
-    /// Moves with whatever `find` answers.
+/// A look-up that can be followed, and that is told more about uses.
+pub trait Directory: Lookup + 'static {
+    /// Moves with whatever look-ups answer.
     fn changes(&self) -> watch::Receiver<u64>;
 
     /// For how long a sandbox that was just made may not be known here.
@@ -28,11 +18,8 @@ pub trait Directory: Send + Sync + 'static {
         Duration::ZERO
     }
 
-    /// Resumes a paused sandbox; returns when it runs.
-    async fn wake(&self, id: &str) -> Result<(), WakeError>;
-
     /// A request was admitted.
-    fn used(&self, used: Used<'_>);
+    fn told(&self, used: Used<'_>);
 }
 
 /// One use of a sandbox.
@@ -53,26 +40,27 @@ pub struct InProcess {
     pub engine: Weak<Engine>,
 }
 
-#[async_trait]
-impl Directory for InProcess {
-    fn find(&self, id: &str) -> Option<Target> {
+impl Lookup for InProcess {
+    fn target(&self, id: &str) -> Option<Target> {
         self.lookup.target(id)
     }
 
+    fn complete(&self) -> bool {
+        self.lookup.complete()
+    }
+
+    fn wake(&self, id: &str) -> Waking {
+        self.lookup.wake(id)
+    }
+}
+
+impl Directory for InProcess {
     fn changes(&self) -> watch::Receiver<u64> {
         // A receiver whose sender is gone reports that, and whoever waits gives up.
         self.engine.upgrade().map_or_else(|| watch::channel(0).1, |engine| engine.index().changes())
     }
 
-    async fn wake(&self, id: &str) -> Result<(), WakeError> {
-        let engine = self.engine.upgrade().ok_or(WakeError)?;
-        engine.resume(id).await.map_err(|error| {
-            tracing::warn!(sandbox = id, %error, "in use, but could not be resumed");
-            WakeError
-        })
-    }
-
-    fn used(&self, used: Used<'_>) {
+    fn told(&self, used: Used<'_>) {
         self.lookup.used(used.id);
     }
 }

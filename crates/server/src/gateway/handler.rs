@@ -20,8 +20,9 @@ use super::audit::{Audit, Routed};
 use super::directory::{Directory, Used};
 use super::edits::{self, INGRESS_TO, OLD_INGRESS_TO};
 use super::refused::{Refused, Upgrade};
-use super::wake::{ParkSettings, Wakes};
-use crate::ingress::{Carrier, Need, Reach, SECURE_ACCESS, Target, Way, skips_renewal};
+use crate::ingress::{
+    Carrier, Need, Park, Reach, SECURE_ACCESS, Target, Wakes, Way, skips_renewal, wants_awake,
+};
 use crate::telemetry::logs::ACCESS_TARGET;
 
 /// Where the route stands in a request.
@@ -40,7 +41,7 @@ pub struct GatewaySettings {
     pub route: RouteFrom,
     pub door: Door,
     /// `None`: paused sandboxes stay paused.
-    pub park: Option<ParkSettings>,
+    pub park: Option<Park>,
     pub audit: Option<Audit>,
 }
 
@@ -106,10 +107,15 @@ impl Shared {
         };
         self.admit(&asked.route, &target, request.headers())?;
         let upgrade = upgrade(request.headers())?;
-        let target = match target.reach {
-            Reach::Paused(_) => self.awake(&asked.route.id).await?,
+        let target = match &self.wakes {
+            Some(wakes) if wants_awake(&target, request.headers()) => {
+                wakes.awake(&*self.directory, &asked.route.id).await.map_err(Refused::of_wake)?
+            }
             _ => target,
         };
+        if let Reach::Paused(_) = target.reach {
+            return Err(Refused::Paused);
+        }
         let Reach::Addressable(address) = target.reach else { return Err(Refused::NotReady) };
         let application = SocketAddr::new(address, asked.route.port);
         self.note(&asked, &target, application, &request);
@@ -130,7 +136,7 @@ impl Shared {
     /// What was made a moment ago may be known here a moment later.
     async fn find(&self, id: &str) -> Option<Target> {
         let mut changes = self.directory.changes();
-        if let Some(target) = self.directory.find(id) {
+        if let Some(target) = self.directory.target(id) {
             return Some(target);
         }
         let lag = self.directory.lag();
@@ -143,7 +149,7 @@ impl Shared {
         let appeared = async {
             loop {
                 changes.borrow_and_update();
-                if let Some(target) = self.directory.find(id) {
+                if let Some(target) = self.directory.target(id) {
                     return Some(target);
                 }
                 changes.changed().await.ok()?;
@@ -171,13 +177,6 @@ impl Shared {
         Ok(self.settings.door.admit(secret, Presented { token, route }, Moment::now())?)
     }
 
-    async fn awake(&self, id: &str) -> Result<Target, Refused> {
-        match &self.wakes {
-            Some(wakes) => wakes.awake(&self.directory, id).await,
-            None => Err(Refused::Paused),
-        }
-    }
-
     /// Tells whoever wants to know that the request was let through.
     fn note(&self, asked: &Asked<'_>, target: &Target, application: SocketAddr, request: &Request) {
         let Route { id, port, .. } = &asked.route;
@@ -192,7 +191,7 @@ impl Shared {
             "routed"
         );
         if !skips_renewal(request.headers()) {
-            self.directory.used(Used { id, port: *port, path: asked.rest, renews: target.renews });
+            self.directory.told(Used { id, port: *port, path: asked.rest, renews: target.renews });
         }
         if let Some(audit) = &self.settings.audit {
             audit.routed(Routed { id, path, method: request.method(), target: application });

@@ -17,10 +17,10 @@ mod queue;
 mod refused;
 mod serving;
 mod standalone;
-mod wake;
 
 pub use audit::{Audit, AuditSettings};
-pub use directory::{Directory, InProcess, Used, WakeError};
+pub use crate::ingress::Park;
+pub use directory::{Directory, InProcess, Used};
 pub use handler::{Gateway, GatewaySettings, RouteFrom, router};
 pub use intents::{IntentSettings, Intents, RedisList};
 pub use mirror::Mirror;
@@ -28,7 +28,6 @@ pub use serving::{Door, GatewayLimits, carrier};
 pub use standalone::{Options, RunError, run};
 pub use reqwest::Url;
 pub use sandglass_ingress::{Generation, Keys};
-pub use wake::ParkSettings;
 
 #[cfg(test)]
 mod tests;

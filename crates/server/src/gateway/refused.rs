@@ -64,6 +64,15 @@ impl Refused {
         }
     }
 
+    /// Why a sandbox does not run now.
+    pub(super) fn of_wake(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NotFound => Self::NotFound,
+            Refusal::WakeCrowded => Self::Crowded,
+            _ => Self::NotWoken,
+        }
+    }
+
     /// What went wrong between the gateway and a sandbox, which WebSocket clients are told with another status.
     pub(super) fn of_exchange(refusal: Refusal, upgrade: Upgrade) -> Self {
         match (refusal, upgrade) {

@@ -13,9 +13,8 @@ use tracing::info;
 
 use super::handler::{self, Gateway, GatewaySettings, RouteFrom};
 use super::refused;
-use super::wake::ParkSettings;
 use crate::config::{IngressConfig, RouteMode};
-use crate::ingress::Carrier;
+use crate::ingress::{Carrier, Park};
 use crate::listener::{self, Certificates, Limits, Malformed, Serving, Transport};
 
 /// Programs behind a gateway may think for as long as they like: who waits decides for how long.
@@ -111,7 +110,7 @@ impl GatewaySettings {
         Self {
             route: if path { RouteFrom::Path } else { RouteFrom::HeaderOrHost },
             door: Access::new(keys, accepts),
-            park: Some(ParkSettings::default()),
+            park: Some(Park::default()),
             audit: None,
         }
     }

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use reqwest::Url;
 use sandglass_ingress::{Door, Generation, Keys};
 use sandglass_sandbox::{Clock as _, SystemClock};
@@ -15,15 +14,14 @@ use tokio_util::task::TaskTracker;
 use tracing::info;
 
 use super::audit::{Audit, AuditSettings};
-use super::directory::{Directory, Used, WakeError};
+use super::directory::{Directory, Used};
 use super::feed::{FeedError, Server};
 use super::handler::{Gateway, GatewaySettings, RouteFrom};
 use super::intents::{IntentSettings, Intents};
 use super::mirror::Mirror;
-use super::wake::ParkSettings;
 use super::serving::{Door as Listening, GatewayLimits, carrier};
 use crate::config::Secret;
-use crate::ingress::Target;
+use crate::ingress::{Lookup, NotWoken, Park, Reach, Target, Waking};
 use crate::listener::{CertificateError, Certificates};
 
 /// What `sandglass ingress` was told.
@@ -38,7 +36,7 @@ pub struct Options {
     pub accepts: Generation,
     pub intents: Option<IntentSettings>,
     pub audit: Option<AuditSettings>,
-    pub park: Option<ParkSettings>,
+    pub park: Option<Park>,
     /// Where the ports of sandboxes are published, seen from here.
     pub published_on: Option<IpAddr>,
     /// How long the server may take to be there at the start.
@@ -81,12 +79,29 @@ struct Remote {
     intents: Option<Intents>,
 }
 
-#[async_trait]
-impl Directory for Remote {
-    fn find(&self, id: &str) -> Option<Target> {
+impl Lookup for Remote {
+    fn target(&self, id: &str) -> Option<Target> {
         self.mirror.find(id, SystemClock.now())
     }
 
+    fn wake(&self, id: &str) -> Waking {
+        let (server, mirror, id) = (self.server.clone(), self.mirror.clone(), id.to_owned());
+        Box::pin(async move {
+            let mut changes = mirror.changes();
+            server.wake(&id).await.map_err(|error| {
+                tracing::warn!(sandbox = id, %error, "in use, but could not be resumed");
+                NotWoken::Failed
+            })?;
+            // The server knows before it tells.
+            while mirror.find(&id, SystemClock.now()).is_some_and(|t| matches!(t.reach, Reach::Paused(_))) {
+                changes.changed().await.map_err(|_| NotWoken::Later)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Directory for Remote {
     fn changes(&self) -> watch::Receiver<u64> {
         self.mirror.changes()
     }
@@ -95,14 +110,7 @@ impl Directory for Remote {
         Duration::from_millis(300)
     }
 
-    async fn wake(&self, id: &str) -> Result<(), WakeError> {
-        self.server.wake(id).await.map_err(|error| {
-            tracing::warn!(sandbox = id, %error, "in use, but could not be resumed");
-            WakeError
-        })
-    }
-
-    fn used(&self, used: Used<'_>) {
+    fn told(&self, used: Used<'_>) {
         if let Some(intents) = &self.intents {
             intents.used(used);
         }

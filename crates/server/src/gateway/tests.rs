@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use axum::Router;
 use axum::extract::Request;
 use axum::response::IntoResponse;
@@ -23,18 +22,18 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::ingress::{Reach, Target};
+use crate::ingress::{Lookup, NotWoken, Reach, Target, Waking};
 
 const UUID: &str = "0f8fad5b-d9cb-469f-a165-70867728950e";
 
 /// Sandboxes by id, and what was done to them.
 struct Known {
-    targets: Mutex<HashMap<String, Target>>,
+    targets: Arc<Mutex<HashMap<String, Target>>>,
     changed: watch::Sender<u64>,
     used: Mutex<Vec<(String, u16, Option<String>)>>,
     wakes: AtomicUsize,
     /// A wake takes one of these to succeed.
-    may_wake: Semaphore,
+    may_wake: Arc<Semaphore>,
 }
 
 impl Known {
@@ -50,12 +49,27 @@ impl Known {
     }
 }
 
-#[async_trait]
-impl Directory for Known {
-    fn find(&self, id: &str) -> Option<Target> {
+impl Lookup for Known {
+    fn target(&self, id: &str) -> Option<Target> {
         self.targets.lock().unwrap().get(id).cloned()
     }
 
+    fn wake(&self, id: &str) -> Waking {
+        self.wakes.fetch_add(1, Relaxed);
+        let (may_wake, targets, id) = (self.may_wake.clone(), self.targets.clone(), id.to_owned());
+        Box::pin(async move {
+            may_wake.acquire().await.map_err(|_| NotWoken::Failed)?.forget();
+            if let Some(target) = targets.lock().unwrap().get_mut(&id)
+                && let Reach::Paused(address) = target.reach
+            {
+                target.reach = Reach::Addressable(address);
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Directory for Known {
     fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
@@ -64,19 +78,7 @@ impl Directory for Known {
         Duration::from_secs(10)
     }
 
-    async fn wake(&self, id: &str) -> Result<(), WakeError> {
-        self.wakes.fetch_add(1, Relaxed);
-        let permit = self.may_wake.acquire().await.map_err(|_| WakeError)?;
-        permit.forget();
-        self.change(id, |target| {
-            if let Reach::Paused(address) = target.reach {
-                target.reach = Reach::Addressable(address);
-            }
-        });
-        Ok(())
-    }
-
-    fn used(&self, used: Used<'_>) {
+    fn told(&self, used: Used<'_>) {
         self.used.lock().unwrap().push((used.id.to_owned(), used.port, used.path.map(str::to_owned)));
     }
 }
@@ -159,16 +161,16 @@ impl Stage {
             ("over".to_owned(), target(Reach::Gone)),
         ]);
         let known = Arc::new(Known {
-            targets: Mutex::new(targets),
+            targets: Arc::new(Mutex::new(targets)),
             changed: watch::Sender::new(0),
             used: Mutex::default(),
             wakes: AtomicUsize::new(0),
-            may_wake: Semaphore::new(0),
+            may_wake: Arc::new(Semaphore::new(0)),
         });
         let settings = change(GatewaySettings {
             route,
             door: Access::new(Keys::new([key()]), Generation::Short),
-            park: Some(ParkSettings { budget: Duration::from_secs(60), most: 64 }),
+            park: Some(Park { patience: Duration::from_secs(60), most: 64 }),
             audit: None,
         });
         let carrier = carrier();

@@ -8,7 +8,6 @@ use std::{
 
 use axum::extract::FromRequestParts;
 use http::request::Parts;
-use sandglass_api::lifecycle::WAKE_ON_ACCESS_EXTENSION;
 use sandglass_proxy::{Forwarder, Limits};
 use sandglass_sandbox::{
     agent,
@@ -32,7 +31,8 @@ use crate::{
     engine::{Engine, commit::EngineError, extend, index::Entry},
     gateway::{self, Gateway, GatewaySettings, InProcess},
     ingress::{
-        AGENT_PORT, AccessRules, Carrier, IngressSettings, IngressState, Lookup, Mapped, Minting, Reach, Target,
+        AGENT_PORT, AccessRules, Carrier, IngressSettings, IngressState, Lookup, Mapped, Minting, NotWoken,
+        Reach, Target, Waking,
         public_host::{self, Whereabouts},
         skips_renewal,
     },
@@ -258,6 +258,19 @@ impl Lookup for IndexLookup {
             renewals.used(id);
         }
     }
+
+    fn wake(&self, id: &str) -> Waking {
+        let (engine, id) = (self.engine.clone(), id.to_owned());
+        Box::pin(async move {
+            let engine = engine.upgrade().ok_or(NotWoken::Later)?;
+            match engine.wake(&id).await {
+                Ok(()) => Ok(()),
+                Err(EngineError::NotFound(_)) => Err(NotWoken::Gone),
+                Err(EngineError::OperationFailed { .. }) => Err(NotWoken::Failed),
+                Err(_) => Err(NotWoken::Later),
+            }
+        })
+    }
 }
 
 /// How the server itself gets into sandboxes.
@@ -286,9 +299,12 @@ fn target(entry: &Entry, inward: Inward) -> Option<Target> {
     let observed = entry.observed.as_deref();
     let exposure = observed.map_or(Exposure::None, |o| o.exposure);
     let (address, mapped) = inward.way(observed.and_then(|o| o.address), exposure);
+    let wakes = entry.wakes();
     let reach = match (entry.status()?.state, address) {
         (State::Pending, address) => Reach::Starting(address),
         (State::Paused, Some(address)) => Reach::Paused(address),
+        // A request that is able to wait does so, instead of being frozen with the box.
+        (State::Pausing | State::Resuming, Some(address)) if wakes => Reach::Paused(address),
         (state, Some(address)) if state.addressable() => Reach::Addressable(address),
         (state, None) if state == State::Paused || state.addressable() => Reach::Nowhere,
         _ => Reach::Gone,
@@ -301,15 +317,10 @@ fn target(entry: &Entry, inward: Inward) -> Option<Target> {
         route_token: route_token.to_owned(),
         egress_token: observed.and_then(|o| o.egress_token.clone()),
         secure_access: entry.spec().is_some_and(|s| s.secure_access),
-        wakes: wakes(entry),
+        wakes,
         renews: extend::extension(entry).is_some(),
         tenant: entry.tenant().map(str::to_owned),
     })
-}
-
-/// Whether a request resumes it while it is paused.
-fn wakes(entry: &Entry) -> bool {
-    entry.spec().is_some_and(|s| s.extensions.get(WAKE_ON_ACCESS_EXTENSION).is_some_and(|v| v == "true"))
 }
 
 #[cfg(test)]

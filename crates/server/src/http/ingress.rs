@@ -13,13 +13,13 @@ use std::{
 
 use axum::{
     body::{Body, Bytes},
-    extract::{OriginalUri, Path, State as Shared},
+    extract::{OriginalUri, Path, State},
     response::{IntoResponse, Response},
 };
 use futures_util::stream;
 use http::{StatusCode, header};
 use sandglass_api::ingress::{IngressLine, IngressPorts, IngressSandbox, IngressState, IngressUses};
-use sandglass_sandbox::{SandboxId, lifecycle::state::State};
+use sandglass_sandbox::SandboxId;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -46,7 +46,7 @@ const BREATH: Duration = Duration::from_millis(10);
 
 /// `GET /v1/ingress/sandboxes`
 pub async fn sandboxes(
-    Shared(app): Shared<App>,
+    State(app): State<App>,
     _: Operator,
     OriginalUri(uri): OriginalUri,
 ) -> ApiResult<Response> {
@@ -83,23 +83,20 @@ pub async fn sandboxes(
 }
 
 /// `POST /v1/ingress/sandboxes/{id}/wake`: answers when it runs.
-pub async fn wake(Shared(app): Shared<App>, _: Operator, Path(id): Path<String>) -> ApiResult<StatusCode> {
+pub async fn wake(State(app): State<App>, _: Operator, Path(id): Path<String>) -> ApiResult<StatusCode> {
     let entry = app.engine.find(&id)?;
-    if !app.target(&entry).is_some_and(|target| target.wakes) {
+    if !entry.wakes() {
         return Err(ApiError::new(Code::NotPaused, "the sandbox does not wake on access"));
     }
-    if entry.status().is_some_and(|status| status.state == State::Running) {
-        return Ok(StatusCode::NO_CONTENT);
-    }
     let engine = app.engine.clone();
-    tokio::spawn(belonging(async move { engine.resume(&id).await }))
+    tokio::spawn(belonging(async move { engine.wake(&id).await }))
         .await
         .map_err(|_| ApiError::internal())??;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// `POST /v1/ingress/uses`
-pub async fn uses(Shared(app): Shared<App>, _: Operator, body: RawBody) -> ApiResult<StatusCode> {
+pub async fn uses(State(app): State<App>, _: Operator, body: RawBody) -> ApiResult<StatusCode> {
     let value = body.required()?;
     let mut findings = Findings::new("body");
     let uses = findings.object(&value).cloned().and_then(|object| {

@@ -16,6 +16,7 @@ pub mod public_host;
 mod refusal;
 mod relay;
 mod route;
+mod wake;
 mod ways;
 mod websocket;
 
@@ -29,9 +30,11 @@ pub use minting::Minting;
 pub use lookup::{Lookup, Mapped, Reach, Target};
 pub use policy::PolicyRequest;
 pub use refusal::Refusal;
-pub(crate) use relay::skips_renewal;
+pub(crate) use relay::{skips_renewal, wants_awake};
 pub use relay::{IngressSettings, IngressState, proxy_handler};
 pub use route::Mount;
+pub(crate) use wake::Wakes;
+pub use wake::{NotWoken, Park, Waking};
 pub(crate) use ways::Need;
 
 use http::HeaderName;

@@ -59,6 +59,12 @@ pub enum Refusal {
     LabelTooLong,
     #[error("sandbox is paused")]
     Paused,
+    #[error("sandbox is paused and could not be resumed")]
+    NotWoken,
+    #[error("sandbox is being resumed; try again")]
+    WakeSlow,
+    #[error("too many requests wait for sandboxes to be resumed; try again")]
+    WakeCrowded,
     #[error("sandbox is still starting")]
     Starting,
     #[error("sandbox has ended")]
@@ -92,12 +98,19 @@ impl Refusal {
             | Self::NoEnforcer => StatusCode::BAD_REQUEST,
             Self::MissingKey | Self::InvalidKey | Self::SecureAccess => StatusCode::UNAUTHORIZED,
             Self::NotRunning => StatusCode::CONFLICT,
-            Self::Paused | Self::Starting | Self::Ended | Self::Unreachable | Self::BadResponse => {
-                StatusCode::BAD_GATEWAY
-            }
+            Self::Paused
+            | Self::NotWoken
+            | Self::Starting
+            | Self::Ended
+            | Self::Unreachable
+            | Self::BadResponse => StatusCode::BAD_GATEWAY,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Unmapped => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::ShuttingDown | Self::TenantProvider | Self::Unknown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::ShuttingDown
+            | Self::TenantProvider
+            | Self::Unknown
+            | Self::WakeSlow
+            | Self::WakeCrowded => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -127,7 +140,8 @@ impl Refusal {
             Self::Paused | Self::Starting | Self::Ended | Self::Unreachable => "BACKEND_CONNECTION_FAILED",
             Self::BadResponse => "BACKEND_RESPONSE_FAILED",
             Self::Timeout => "BACKEND_TIMEOUT",
-            Self::ShuttingDown => "GENERAL::UNAVAILABLE",
+            Self::NotWoken => "DOCKER::SANDBOX_RESUME_FAILED",
+            Self::ShuttingDown | Self::WakeSlow | Self::WakeCrowded => "GENERAL::UNAVAILABLE",
         }
     }
 
@@ -182,6 +196,9 @@ impl IntoResponse for Refusal {
                 .into_response();
         }
         let mut response = (self.status(), Json(ErrorBody { code, message })).into_response();
+        if matches!(self, Self::WakeSlow | Self::WakeCrowded) {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         if self == Self::Method {
             let allow = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
             response.headers_mut().insert(header::ALLOW, allow);

@@ -18,6 +18,7 @@ use super::edits::{self, Observed};
 use super::lookup::{Lookup, Reach, Target};
 use super::refusal::Refusal;
 use super::route::Route;
+use super::wake::Wakes;
 use super::ways::Need;
 use super::websocket::{Close, Handshake};
 use crate::telemetry::metrics::Proxied;
@@ -40,6 +41,7 @@ struct Shared {
     lookup: Arc<dyn Lookup>,
     carrier: Carrier,
     settings: IngressSettings,
+    wakes: Wakes,
 }
 
 impl std::fmt::Debug for IngressState {
@@ -50,7 +52,8 @@ impl std::fmt::Debug for IngressState {
 
 impl IngressState {
     pub fn new(lookup: Arc<dyn Lookup>, forwarder: Forwarder, settings: IngressSettings) -> Self {
-        Self { shared: Arc::new(Shared { lookup, carrier: Carrier::new(forwarder), settings }) }
+        let carrier = Carrier::new(forwarder);
+        Self { shared: Arc::new(Shared { lookup, carrier, settings, wakes: Wakes::default() }) }
     }
 
     pub(super) fn used(&self, id: &str) {
@@ -133,6 +136,13 @@ impl Shared {
         if !whole_handshake(request.headers()) {
             return Err(Refusal::Handshake);
         }
+        let woken;
+        let target = if wants_awake(target, request.headers()) {
+            woken = self.wakes.awake(&*self.lookup, route.id).await?;
+            &woken
+        } else {
+            target
+        };
         if !skips_renewal(request.headers()) {
             self.lookup.used(route.id);
         }
@@ -170,6 +180,11 @@ pub(super) fn address(reach: Reach) -> Result<IpAddr, Refusal> {
         Reach::Nowhere => Err(Refusal::Unmapped),
         Reach::Gone => Err(Refusal::Ended),
     }
+}
+
+/// Whether a request resumes its sandbox. One that does not count as use of it, such as a probe's, leaves it asleep.
+pub(crate) fn wants_awake(target: &Target, headers: &HeaderMap) -> bool {
+    target.wakes && matches!(target.reach, Reach::Paused(_)) && !skips_renewal(headers)
 }
 
 /// Whether a request asks not to count as use of its sandbox.

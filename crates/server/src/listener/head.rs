@@ -8,7 +8,7 @@ use http::uri::Authority;
 use super::malformed::Malformed;
 
 /// Longer targets than this are refused; the parser's own limit is higher.
-const MAX_TARGET: usize = 32 << 10;
+pub(super) const MAX_TARGET: usize = 32 << 10;
 /// More digits than this do not fit the number.
 const MAX_LENGTH_DIGITS: usize = 18;
 
@@ -40,7 +40,7 @@ pub(super) fn read(head: &[u8], max_fields: usize) -> Result<Framing, Malformed>
         seen.note(name, value, request.minor)?;
     }
     seen.check_host(&request)?;
-    seen.framing(request.minor)
+    seen.framing()
 }
 
 struct RequestLine<'a> {
@@ -150,7 +150,7 @@ impl<'a> Seen<'a> {
         Err(Malformed::TargetHost)
     }
 
-    fn framing(&self, _minor: u8) -> Result<Framing, Malformed> {
+    fn framing(&self) -> Result<Framing, Malformed> {
         let body = match (self.chunked, self.length) {
             (true, Some(_)) => return Err(Malformed::TwoLengths),
             (true, None) => Body::Chunked,

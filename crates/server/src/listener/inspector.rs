@@ -132,10 +132,10 @@ impl Inspector {
     /// False when the head is not whole yet.
     fn pass_head(&mut self, unread: &mut BytesMut, passed: &mut BytesMut) -> Result<bool, Malformed> {
         let Some(end) = self.end_of_head(unread)? else {
-            return if unread.len() >= self.max_bytes { Err(self.too_large()) } else { Ok(false) };
+            return if unread.len() >= self.max_bytes { Err(too_large(unread)) } else { Ok(false) };
         };
         if end > self.max_bytes {
-            return Err(self.too_large());
+            return Err(too_large(unread));
         }
         (self.looked_at, self.line) = (0, 0);
         let head = unread.split_to(end);
@@ -170,8 +170,10 @@ impl Inspector {
         self.looked_at = unread.len();
         Ok(None)
     }
+}
 
-    fn too_large(&self) -> Malformed {
-        if self.line == 0 { Malformed::TargetTooLong } else { Malformed::HeadTooLarge }
-    }
+/// Which part of a head is to blame.
+fn too_large(unread: &[u8]) -> Malformed {
+    let first_line = unread.iter().position(|b| *b == b'\n').unwrap_or(unread.len());
+    if first_line > head::MAX_TARGET { Malformed::TargetTooLong } else { Malformed::HeadTooLarge }
 }

@@ -44,14 +44,17 @@ impl Exchange {
         if request.headers().len() > limits.head_fields {
             return Err(Malformed::HeadTooLarge);
         }
+        if request.method() == Method::CONNECT && request.extensions().get::<Protocol>().is_none() {
+            return Err(Malformed::Connect);
+        }
         name_host(request)?;
         one_length(request.headers())?;
         join_cookies(request.headers_mut());
         if request.method() != Method::CONNECT {
             return Ok(Self::Plain);
         }
-        let protocol = request.extensions_mut().remove::<Protocol>().ok_or(Malformed::Connect)?;
-        if protocol.as_str() != "websocket" {
+        let protocol = request.extensions_mut().remove::<Protocol>();
+        if protocol.is_none_or(|protocol| protocol.as_str() != "websocket") {
             return Err(Malformed::Protocol);
         }
         ask_for_upgrade(request);

@@ -12,7 +12,7 @@ use clap::Args;
 use sandglass_server::{
     config::{Choice as _, LogConfig, LogLevel, Secret},
     gateway::{
-        self, AuditSettings, Generation, IntentSettings, Keys, Options, ParkSettings, RedisList, RouteFrom,
+        self, AuditSettings, Generation, IntentSettings, Keys, Options, Park, RedisList, RouteFrom,
     },
     renewal::RedisAddress,
     telemetry::logs,
@@ -110,8 +110,8 @@ fn options(given: &Given, variable: impl Fn(&str) -> Option<String>) -> Result<O
         },
         intents: intents(given, or_variable("renew-intent-redis-dsn", "SANDGLASS_INGRESS_REDIS_DSN"))?,
         audit: audit(given)?,
-        park: given.switch("wake-enabled")?.then_some(ParkSettings {
-            budget: given.duration("wake-park-budget")?,
+        park: given.switch("wake-enabled")?.then_some(Park {
+            patience: given.duration("wake-park-budget")?,
             most: given.number("wake-park-max")?,
         }),
         published_on: published_on(given.text("published-host"))?,

@@ -31,23 +31,26 @@ async fn who_does_not_pass_wakes_nobody() {
     stage.known.change("asleep", |target| target.secure_access = true);
     assert_eq!(stage.to(&format!("asleep-{}", stage.port), "").await.status, 401);
     assert_eq!(stage.to(&format!("paused-{}", stage.port), "").await.status, 503);
+    // A probe is no reason to wake anybody.
+    let probe = stage.to(&format!("asleep-{}", stage.port), "OpenSandbox-Access-Renew: skip\r\n").await;
+    assert_eq!(probe.status, 401);
+    stage.known.change("asleep", |target| target.secure_access = false);
+    let probe = stage.to(&format!("asleep-{}", stage.port), "OpenSandbox-Access-Renew: skip\r\n").await;
+    assert_eq!(probe.status, 503);
     assert_eq!(stage.known.wakes.load(Relaxed), 0);
 }
 
 #[tokio::test]
 async fn waiting_is_bounded_in_time_and_number() {
-    let brief = ParkSettings { budget: Duration::from_millis(50), most: 64 };
+    let brief = Park { patience: Duration::from_millis(50), most: 64 };
     let stage = Stage::with(42, RouteFrom::HeaderOrHost, |s| GatewaySettings { park: Some(brief), ..s }).await;
     let route = format!("asleep-{}", stage.port);
     let seen = stage.to(&route, "").await;
     assert_eq!((seen.status, seen.head.contains("retry-after: 1")), (503, true), "{seen:?}");
-    // The resume goes on, and the next request finds what came of it.
     stage.known.may_wake.add_permits(1);
-    until(|| matches!(stage.known.find("asleep").unwrap().reach, Reach::Addressable(_))).await;
     assert_eq!(stage.to(&route, "").await.status, 200);
-    assert_eq!(stage.known.wakes.load(Relaxed), 1);
 
-    let nobody = ParkSettings { budget: Duration::from_secs(60), most: 0 };
+    let nobody = Park { patience: Duration::from_secs(60), most: 0 };
     let stage = Stage::with(43, RouteFrom::HeaderOrHost, |s| GatewaySettings { park: Some(nobody), ..s }).await;
     assert_eq!(stage.to(&route, "").await.status, 503);
     assert_eq!(stage.known.wakes.load(Relaxed), 0);
