@@ -6,6 +6,7 @@ pub mod agents;
 pub mod config;
 pub mod diagnostics;
 pub mod engine;
+pub mod gateway;
 pub mod http;
 pub mod ingress;
 pub mod listener;

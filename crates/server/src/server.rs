@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use crate::{
     config::{Config, ProcessEnvironment},
     engine::{Engine, RecoverError},
+    gateway::{Door, GatewayLimits},
     http::{App, malformed, router},
     ingress::IngressState,
     listener::{self, CertificateError, Certificates, Limits, Looked, Serving, Transport},
@@ -43,7 +44,7 @@ pub enum StartError {
     Tenants(#[from] tenants::OpenError),
     #[error("cannot recover: {0}")]
     Recover(#[from] RecoverError),
-    #[error(transparent)]
+    #[error("renew_intent.redis.dsn: {0}")]
     RenewIntent(#[from] AddressError),
     #[error("cannot serve TLS: {0}")]
     Certificate(#[from] CertificateError),
@@ -54,6 +55,8 @@ pub enum StartError {
 pub struct Prepared {
     config: Arc<Config>,
     listener: TcpListener,
+    /// Where this server is the gateway too.
+    gateway: Option<TcpListener>,
     /// Answers plain HTTP with the address under HTTPS.
     redirect: Option<TcpListener>,
     certificates: Option<Arc<Certificates>>,
@@ -76,9 +79,13 @@ impl Prepared {
     /// # Errors
     /// As [`Prepared::open`].
     pub fn open_on(config: Config, listener: TcpListener) -> Result<Self, StartError> {
+        let gateway = config.ingress.listen.clone().map(|address| {
+            TcpListener::bind(&address).map_err(|source| StartError::Listen { address, source })
+        });
+        let gateway = gateway.transpose()?;
         let certificates = certificates(&config)?;
         let runtime = runtimes::open(&config)?;
-        Ok(Self { config: Arc::new(config), listener, redirect: None, certificates, runtime })
+        Ok(Self { config: Arc::new(config), listener, redirect: None, certificates, gateway, runtime })
     }
 
     /// Recovers what exists and serves.
@@ -86,7 +93,7 @@ impl Prepared {
     /// # Errors
     /// When the store or the runtime cannot be read.
     pub async fn start(self) -> Result<Server, StartError> {
-        let Self { config, listener, redirect, certificates, runtime } = self;
+        let Self { config, listener, redirect, certificates, gateway, runtime } = self;
         let store = SqlStore::open(&config.store)
             .await
             .map_err(|source| StartError::Store { place: SqlStore::place(&config.store), source })?;
@@ -111,6 +118,10 @@ impl Prepared {
         if let Some(renewals) = &renewals {
             app.renew_on_access(renewals.clone());
         }
+        let gateway = gateway
+            .map(|listener| open_gateway(listener, &app, (certificates.clone(), &stop)))
+            .transpose()?
+            .flatten();
         let doors = Doors { listener, redirect, certificates };
         let ingress = app.ingress.clone();
         let serving = doors
@@ -118,12 +129,27 @@ impl Prepared {
             .map_err(|source| StartError::Listen { address: address.to_string(), source })?;
         info!(%address, sandboxes = engine.index().len(), "listening");
         let drain = config.server.graceful_shutdown;
-        Ok(Server { address, engine, store, runtime, ingress, serving, stop, renewals, exporter, drain })
+        Ok(Server { address, engine, store, runtime, ingress, serving, gateway, stop, renewals, exporter, drain })
     }
 }
 
 /// Connections to the port that only redirects.
 const REDIRECTED: usize = 256;
+
+fn open_gateway(
+    listener: TcpListener,
+    app: &App,
+    (certificates, stop): (Option<Arc<Certificates>>, &CancellationToken),
+) -> Result<Option<Door>, StartError> {
+    let Some((gateway, carrier)) = app.gateway() else { return Ok(None) };
+    let server = &app.config.server;
+    let limits =
+        GatewayLimits { connections: 0, drain: server.graceful_shutdown, ..GatewayLimits::default() };
+    let door = Door::open(listener, (gateway, carrier), (certificates, limits), stop.clone());
+    let door = door.map_err(|source| StartError::Listen { address: "ingress.listen".into(), source })?;
+    info!(address = %door.address(), "listening as the gateway");
+    Ok(Some(door))
+}
 
 /// Where requests come in.
 struct Doors {
@@ -215,6 +241,7 @@ pub struct Server {
     runtime: Opened,
     ingress: IngressState,
     serving: Vec<JoinHandle<()>>,
+    gateway: Option<Door>,
     stop: CancellationToken,
     renewals: Option<Renewals>,
     exporter: Exporter,
@@ -228,6 +255,11 @@ impl Server {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where it listens as the gateway, if it is one.
+    pub fn gateway_address(&self) -> Option<SocketAddr> {
+        self.gateway.as_ref().map(Door::address)
     }
 
     /// The engine, for callers in the same process.
@@ -245,7 +277,12 @@ impl Server {
                 let _ = door.await;
             }
         };
-        let ((), cut) = tokio::join!(serving, self.ingress.drain(self.drain));
+        let gateway = async {
+            if let Some(gateway) = self.gateway {
+                gateway.close(self.drain).await;
+            }
+        };
+        let ((), cut, ()) = tokio::join!(serving, self.ingress.drain(self.drain), gateway);
         if cut.upgrades > 0 {
             info!(upgrades = cut.upgrades, "upgraded connections that were still open were cut");
         }

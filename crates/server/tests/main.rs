@@ -5,6 +5,7 @@
 mod edge;
 mod engine;
 mod events;
+mod gateway;
 mod listener;
 mod multiplexed;
 mod renewal;

@@ -195,9 +195,9 @@ impl Rules<'_, '_> {
         let ingress = &config.ingress;
         let gateway_mode = ingress.mode == IngressMode::Gateway;
         self.require(
-            !(gateway_mode && config.runtime.kind == RuntimeKind::Docker),
-            "ingress.mode",
-            "must be \"direct\" when runtime.type is \"docker\"",
+            gateway_mode || ingress.listen.is_none(),
+            "ingress.listen",
+            "needs ingress.mode = \"gateway\"",
         );
         match &ingress.gateway {
             None => {

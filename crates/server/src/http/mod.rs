@@ -11,6 +11,7 @@ pub mod fields;
 pub mod filters;
 mod health;
 pub mod images;
+mod ingress;
 mod instant;
 pub mod malformed;
 mod metrics_events;

@@ -12,7 +12,7 @@ use axum::{
 use http::{HeaderValue, header::STRICT_TRANSPORT_SECURITY};
 
 use super::{
-    App, diagnostics, docs, events, health, images, metrics_events, metrics_page, middleware, network_policy,
+    App, diagnostics, docs, events, health, images, ingress, metrics_events, metrics_page, middleware, network_policy,
     sandboxes, snapshots, unsupported,
 };
 use crate::ingress::proxy_handler;
@@ -64,6 +64,9 @@ fn both_mounts(app: &App) -> Router<App> {
 fn v1_only() -> Router<App> {
     Router::new()
         .route("/metrics/events", post(metrics_events::accept))
+        .route("/ingress/sandboxes", get(ingress::sandboxes))
+        .route("/ingress/sandboxes/{id}/wake", post(ingress::wake))
+        .route("/ingress/uses", post(ingress::uses))
         .route("/images", get(images::list))
         .route("/images/pull", post(images::pull))
         .route("/images/import", post(images::import))
@@ -104,8 +107,11 @@ pub fn strictly_over_tls(router: Router, max_age: Option<Duration>) -> Router {
 
 /// The whole service.
 pub fn build(app: App) -> Router {
-    let door =
-        middleware::auth::Door { keys: app.keys.clone(), open_metrics: app.config.server.open_metrics };
+    let door = middleware::auth::Door {
+        keys: app.keys.clone(),
+        open_metrics: app.config.server.open_metrics,
+        ingress_key: app.config.ingress.key.as_ref().and_then(|key| middleware::auth::digest(key.expose())),
+    };
     let telemetry = app.telemetry.clone();
     let cap = middleware::concurrency::Cap::new(app.config.server.limit_concurrency);
     Router::new()

@@ -8,6 +8,7 @@ use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use sandglass_proxy::HeaderEdits;
 
 use super::access::Grounds;
+use super::carrier::Way;
 use super::endpoints::without_scheme;
 use super::lookup::Target;
 use super::route::Route;
@@ -19,15 +20,6 @@ const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Which process takes the request in the sandbox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Whatever listens on the port.
-    Direct,
-    /// The agent, which connects to the port from inside.
-    Agent,
-}
 
 /// The changes to a request. `Authorization` and `Cookie` belong to the application and stay.
 pub(super) fn request(

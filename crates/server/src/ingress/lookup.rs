@@ -26,6 +26,8 @@ pub struct Target {
     pub secure_access: bool,
     /// While it is paused, requests resume it and wait.
     pub wakes: bool,
+    /// Use extends its life.
+    pub renews: bool,
     /// Whose it is; `None` on a server without tenants.
     pub tenant: Option<String>,
 }
@@ -43,6 +45,7 @@ impl Target {
             egress_token: None,
             secure_access: false,
             wakes: false,
+            renews: false,
             tenant: None,
         }
     }

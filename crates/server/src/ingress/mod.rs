@@ -6,9 +6,11 @@
 //! Invariant: the server's key and the tokens of one sandbox never reach an application, and never another sandbox.
 
 mod access;
+mod carrier;
 mod edits;
 mod endpoints;
 mod lookup;
+mod minting;
 mod policy;
 pub mod public_host;
 mod refusal;
@@ -19,17 +21,21 @@ mod ways;
 mod websocket;
 
 pub use access::AccessRules;
+pub use carrier::{Carrier, Way};
 pub(crate) use edits::Observed;
 pub use endpoints::{
-    EndpointAnswer, EndpointQuery, Vantage, answer as answer_endpoint, check as check_endpoint,
+    Checked, EndpointAnswer, EndpointQuery, Vantage, answer as answer_endpoint, check as check_endpoint,
 };
+pub use minting::Minting;
 pub use lookup::{Lookup, Mapped, Reach, Target};
 pub use policy::PolicyRequest;
 pub use refusal::Refusal;
-pub(crate) use relay::skips_renewal;
+pub(crate) use relay::{skips_renewal, wants_awake};
 pub use relay::{IngressSettings, IngressState, proxy_handler};
 pub use route::Mount;
-pub use wake::{NotWoken, Waking};
+pub(crate) use wake::Wakes;
+pub use wake::{NotWoken, Park, Waking};
+pub(crate) use ways::Need;
 
 use http::HeaderName;
 

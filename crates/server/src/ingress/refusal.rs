@@ -47,6 +47,16 @@ pub enum Refusal {
     ExpiresWithProxy,
     #[error("signed endpoints are not supported by this runtime")]
     ExpiresUnsupported,
+    #[error("`expires` must be a Unix second in the future, at most 18446744073709551615")]
+    ExpiresInvalid,
+    #[error("`expires` needs signing keys: configure [ingress.secure_access]")]
+    ExpiresUnsigned,
+    #[error("`expires` is too late for a host name; ask for an earlier one, or use the route mode \"header\" or \"uri\"")]
+    ExpiresTooLate,
+    #[error(
+        "the host name of this route would have a label of more than 63 characters; use the route mode \"header\" or \"uri\""
+    )]
+    LabelTooLong,
     #[error("sandbox is paused")]
     Paused,
     #[error("sandbox is paused and could not be resumed")]
@@ -81,6 +91,10 @@ impl Refusal {
             | Self::Handshake
             | Self::ExpiresWithProxy
             | Self::ExpiresUnsupported
+            | Self::ExpiresInvalid
+            | Self::ExpiresUnsigned
+            | Self::ExpiresTooLate
+            | Self::LabelTooLong
             | Self::NoEnforcer => StatusCode::BAD_REQUEST,
             Self::MissingKey | Self::InvalidKey | Self::SecureAccess => StatusCode::UNAUTHORIZED,
             Self::NotRunning => StatusCode::CONFLICT,
@@ -115,7 +129,11 @@ impl Refusal {
             Self::NotFound => "DOCKER::SANDBOX_NOT_FOUND",
             Self::NotRunning => "DOCKER::SANDBOX_NOT_RUNNING",
             Self::AddressUnknown => "KUBERNETES::POD_IP_NOT_AVAILABLE",
-            Self::ExpiresWithProxy => "SANDBOX::INVALID_PARAMETER",
+            Self::ExpiresWithProxy
+            | Self::ExpiresInvalid
+            | Self::ExpiresUnsigned
+            | Self::ExpiresTooLate
+            | Self::LabelTooLong => "SANDBOX::INVALID_PARAMETER",
             Self::ExpiresUnsupported | Self::NoEnforcer => "SANDBOX::API_NOT_SUPPORTED",
             Self::Unknown => "DOCKER::SANDBOX_QUERY_FAILED",
             Self::Unmapped => "DOCKER::NETWORK_MODE_ENDPOINT_UNAVAILABLE",

@@ -14,10 +14,21 @@ use tokio::sync::Semaphore;
 use super::lookup::{Lookup, Reach, Target};
 use super::refusal::Refusal;
 
-/// How long a request waits. Well below the 30 seconds after which the published clients give up.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Requests that wait, for whichever sandboxes.
-const WAITING: usize = 1024;
+/// How many requests wait, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Park {
+    pub patience: Duration,
+    /// For whichever sandboxes.
+    pub most: usize,
+}
+
+impl Default for Park {
+    /// Well below the 30 seconds after which the published clients give up.
+    fn default() -> Self {
+        Self { patience: Duration::from_secs(10), most: 1024 }
+    }
+}
+
 /// Before the next attempt for a sandbox that was paused again in the meantime.
 const PAUSED_AGAIN: Duration = Duration::from_millis(20);
 
@@ -36,21 +47,27 @@ pub enum NotWoken {
 pub type Waking = BoxFuture<'static, Result<(), NotWoken>>;
 
 /// See the module documentation.
-pub(super) struct Wakes {
+pub(crate) struct Wakes {
     places: Semaphore,
+    patience: Duration,
     /// The resumption that requests for a sandbox share. It ends with the last of them; what it has asked for goes on.
     under_way: Mutex<HashMap<String, WeakShared<Waking>>>,
 }
 
 impl Default for Wakes {
     fn default() -> Self {
-        Self { places: Semaphore::new(WAITING), under_way: Mutex::default() }
+        Self::new(Park::default())
     }
 }
 
 impl Wakes {
+    pub(crate) fn new(Park { patience, most }: Park) -> Self {
+        let places = Semaphore::new(most.min(Semaphore::MAX_PERMITS));
+        Self { places, patience, under_way: Mutex::default() }
+    }
+
     /// Waits until the sandbox runs, or until it is known that it will not.
-    pub(super) async fn awake(&self, lookup: &dyn Lookup, id: &str) -> Result<Target, Refusal> {
+    pub(crate) async fn awake(&self, lookup: &dyn Lookup, id: &str) -> Result<Target, Refusal> {
         let _place = self.places.try_acquire().map_err(|_| Refusal::WakeCrowded)?;
         let woken = async {
             loop {
@@ -62,7 +79,7 @@ impl Wakes {
                 tokio::time::sleep(PAUSED_AGAIN).await;
             }
         };
-        tokio::time::timeout(PATIENCE, woken).await.unwrap_or(Err(Refusal::WakeSlow))
+        tokio::time::timeout(self.patience, woken).await.unwrap_or(Err(Refusal::WakeSlow))
     }
 
     fn waking(&self, lookup: &dyn Lookup, id: &str) -> Shared<Waking> {
@@ -98,6 +115,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
     use super::*;
+
+    const WAITING: usize = 1024;
 
     const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
