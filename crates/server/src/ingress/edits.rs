@@ -58,7 +58,7 @@ pub(super) fn request(
     if let Some(host) = headers.get(HOST) {
         set.push((FORWARDED_HOST, host.clone()));
     }
-    HeaderEdits { remove, remove_prefixes: &["x-forwarded-"], set, hide: OWN_WORDS }
+    HeaderEdits { remove, remove_prefixes: &["x-forwarded-"], set, hide: &OWN_WORDS }
 }
 
 /// How the client reached the server.
@@ -95,7 +95,7 @@ fn nearest_untrusted(headers: &HeaderMap) -> Option<IpAddr> {
 }
 
 /// What only the server itself says in a response: names of programs and ids.
-pub(super) const OWN_WORDS: &[HeaderName] = &[SERVER, REQUEST_ID];
+pub(super) static OWN_WORDS: [HeaderName; 2] = [SERVER, REQUEST_ID];
 
 /// The changes to a response: redirects stay within the sandbox's route.
 pub(super) fn response(headers: &mut HeaderMap, route: &Route<'_>, eip: Option<&str>) {

@@ -41,7 +41,7 @@ impl IngressState {
         let application = SocketAddr::new(address(target.reach)?, EGRESS_PORT);
         self.used(id);
         let (lease, way) = self.connect(target, application, Need::Shared).await?;
-        let mut edits = HeaderEdits { hide: edits::OWN_WORDS, ..HeaderEdits::default() };
+        let mut edits = HeaderEdits { hide: &edits::OWN_WORDS, ..HeaderEdits::default() };
         let mut put = |name: HeaderName, value: &str| {
             if let Ok(value) = HeaderValue::from_str(value) {
                 edits.set.push((name, value));
