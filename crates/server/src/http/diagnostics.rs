@@ -1,6 +1,9 @@
 //! Logs, events, inspect and summary of a sandbox, as JSON with `scope` and as text without.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use axum::{
     Json,
@@ -204,7 +207,9 @@ fn network_name(app: &App) -> String {
 /// The ports that lead into the box by themselves.
 fn ports(app: &App, observed: &Observation) -> Vec<PortFacts> {
     let bound = |port: u16, to: Option<String>| PortFacts { port, bound_to: to };
-    let host = app.config.docker.publish_host;
+    // Ports that only the server may use are not published where others are.
+    let secure = observed.spec.secure_access;
+    let host = if secure { Ipv4Addr::LOCALHOST } else { app.config.docker.publish_host };
     let mapped = |port: u16, to: u16| bound(port, (to != 0).then(|| format!("{host}:{to}")));
     match observed.exposure {
         Exposure::Published { agent, http, egress } => {

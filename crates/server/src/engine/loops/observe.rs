@@ -101,6 +101,7 @@ fn end(status: Option<Status>) -> &'static str {
             "OUT_OF_MEMORY" => "out_of_memory",
             "ENTRYPOINT_FAILED" => "entrypoint_failed",
             "SUPERVISOR_LOST" => "supervisor_lost",
+            "EGRESS_LOST" => "egress_lost",
             _ => "exited_error",
         },
         _ => "exited",

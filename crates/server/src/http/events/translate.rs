@@ -50,6 +50,7 @@ const TABLE: &[(&str, &str, Shape)] = &[
     ("out_of_memory", FAILED, Shape::State(None, State::Failed, "OUT_OF_MEMORY")),
     ("entrypoint_failed", FAILED, Shape::State(None, State::Failed, "ENTRYPOINT_FAILED")),
     ("supervisor_lost", FAILED, Shape::State(None, State::Failed, "SUPERVISOR_LOST")),
+    ("egress_lost", FAILED, Shape::State(None, State::Failed, "EGRESS_LOST")),
     ("remove_requested", STATE, Shape::State(None, State::Stopping, "")),
     (REMOVED, TERMINATED, Shape::Value("reason")),
     ("renewed", "sandbox.expiration_changed", Shape::Value("expiresAt")),

@@ -26,8 +26,8 @@ pub struct RuntimeRules {
     /// For messages.
     pub name: &'static str,
     pub capabilities: Capabilities,
-    /// Sandboxes are reached at ports of the host, without the server.
-    pub publishes_ports: bool,
+    /// Every port of a sandbox is a port of the host, without the server.
+    pub shares_ports: bool,
     /// Less than this cannot work.
     pub least_memory: u64,
     pub least_cpu_millis: u64,
@@ -41,9 +41,11 @@ pub struct RuntimeRules {
 #[derive(Clone, Debug)]
 pub struct PolicyRules {
     pub network: Network,
+    /// The operator named an image; without one the server's own enforcer is used, which can do everything.
     pub has_image: bool,
+    /// What the image is told to do.
     pub mode: EgressMode,
-    /// Sandboxes run on gVisor, whose network stack the sidecar cannot filter.
+    /// Sandboxes run on gVisor, whose network stack the enforcer cannot filter.
     pub gvisor: bool,
     /// The sidecar sends everything through a proxy.
     pub upstream_proxy: bool,
@@ -90,7 +92,7 @@ impl CreateRules {
             runtime: RuntimeRules {
                 name,
                 capabilities,
-                publishes_ports: docker,
+                shares_ports: docker && Network::of(&config.docker.network_mode) == Network::Host,
                 // Engines refuse less; the agent alone needs about half of it.
                 least_memory: 6 * MIB,
                 // Engines refuse less than a hundredth of a processor.
