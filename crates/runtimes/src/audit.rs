@@ -38,7 +38,7 @@ enum Event {
 }
 
 /// The kind and the message of the event that a line tells of; `None` for any other line.
-pub(crate) fn event(line: &str) -> Option<(String, String)> {
+pub(crate) fn event(line: &str) -> Option<(&'static str, String)> {
     if line.len() > LONGEST_LINE {
         return None;
     }
@@ -51,21 +51,15 @@ pub(crate) fn event(line: &str) -> Option<(String, String)> {
                 (Some(one), None) | (None, Some(one)) => format!("{one}{port}"),
                 (None, None) => format!("something{port}"),
             };
-            ("egress_denied".to_owned(), format!("{by}: {target}, rule {rule}"))
+            ("egress.denied", format!("{by}: {target}, rule {rule}"))
         }
         Event::Injected { binding, host, method, revision } => {
             let message = format!("binding {binding}: {method} {host}, revision {revision}");
-            ("egress_injected".to_owned(), message)
+            ("egress.injected", message)
         }
-        Event::Noted { what, detail } => (format!("egress_{}", word(&what)), detail),
+        Event::Noted { what, detail } => ("egress.noted", format!("{what}: {detail}")),
     };
     Some((kind, printable(&message)))
-}
-
-/// Kinds are words: lower case, digits and underscores.
-fn word(text: &str) -> String {
-    let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
-    text.chars().take(40).map(letter).collect()
 }
 
 /// Names come from inside the box.
@@ -82,32 +76,32 @@ mod tests {
         let table = [
             (
                 r#"{"event":{"kind":"denied","by":"dns","host":"evil.example","rule":"deny *.example"}}"#,
-                "egress_denied",
+                "egress.denied",
                 "dns: evil.example, rule deny *.example",
             ),
             (
                 r#"{"event":{"kind":"denied","by":"firewall","address":"192.0.2.1","port":443,"rule":"default"}}"#,
-                "egress_denied",
+                "egress.denied",
                 "firewall: 192.0.2.1 port 443, rule default",
             ),
             (
                 r#"{"event":{"kind":"denied","by":"sni","host":"a.example","address":"192.0.2.1","port":443,"rule":"default"}}"#,
-                "egress_denied",
+                "egress.denied",
                 "sni: a.example (192.0.2.1) port 443, rule default",
             ),
             (
                 r#"{"event":{"kind":"injected","binding":"git","host":"h.example","method":"GET","revision":2}}"#,
-                "egress_injected",
+                "egress.injected",
                 "binding git: GET h.example, revision 2",
             ),
             (
                 r#"{"event":{"kind":"noted","what":"policy-changed","detail":"3 rules"}}"#,
-                "egress_policy_changed",
-                "3 rules",
+                "egress.noted",
+                "policy-changed: 3 rules",
             ),
         ];
         for (line, kind, message) in table {
-            assert_eq!(event(line), Some((kind.to_owned(), message.to_owned())));
+            assert_eq!(event(line), Some((kind, message.to_owned())));
         }
     }
 

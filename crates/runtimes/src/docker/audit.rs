@@ -10,7 +10,7 @@ use futures_util::{
     StreamExt, future,
     stream::{BoxStream, SelectAll},
 };
-use sandglass_sandbox::{Clock, SandboxId, SystemClock, ports::runtime::BoxEvent};
+use sandglass_sandbox::{Clock, SandboxId, SystemClock, Timestamp, ports::runtime::BoxEvent};
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -77,22 +77,22 @@ enum Told {
 }
 
 impl Listening {
-    /// Listens to a sidecar from now on, or from `since` on (seconds).
-    pub(super) fn begin(&mut self, docker: &Docker, id: SandboxId, key: &str, since: Option<i64>) {
+    /// Listens to a sidecar from then on.
+    pub(super) fn begin(&mut self, docker: &Docker, id: SandboxId, key: &str, from: Timestamp) {
         if self.keys.len() >= MOST_SIDECARS || !self.keys.insert(key.to_owned()) {
             return;
         }
-        let since = since.unwrap_or_else(|| SystemClock.now().as_millis() / 1000);
         let options = LogsOptions {
             follow: true,
             stdout: true,
             timestamps: true,
-            since: i32::try_from(since).unwrap_or(0),
+            since: i32::try_from(from.as_millis() / 1000).unwrap_or(0),
             ..LogsOptions::default()
         };
         let mut allowance = Allowance::full(Instant::now());
         let events = docker.logs(key, Some(options)).filter_map(move |line| {
-            let told = line.ok().as_ref().and_then(event);
+            // The engine counts in seconds.
+            let told = line.ok().as_ref().and_then(event).filter(|event| event.at >= from);
             future::ready(told.and_then(|event| allowance.take(event, Instant::now())))
         });
         let end = futures_util::stream::iter([Told::End(key.to_owned())]);
@@ -118,7 +118,7 @@ impl Listening {
     pub(super) fn begin_all(&mut self, docker: &Docker, sidecars: &[Container]) {
         for sidecar in sidecars.iter().filter(|sidecar| is_own(sidecar)) {
             if let Some(id) = labels::sidecar_of(&sidecar.labels) {
-                self.begin(docker, id, &sidecar.key, None);
+                self.begin(docker, id, &sidecar.key, SystemClock.now());
             }
         }
     }
@@ -128,7 +128,7 @@ fn event(line: &LogOutput) -> Option<BoxEvent> {
     let text = String::from_utf8_lossy(line.as_ref());
     let (time, rest) = text.split_once(' ')?;
     let (kind, message) = audit::event(rest)?;
-    Some(BoxEvent { at: instant(time)?, kind, message })
+    Some(BoxEvent { at: instant(time)?, kind: kind.to_owned(), message })
 }
 
 /// What one sidecar may still tell.
@@ -166,8 +166,6 @@ impl Allowance {
 
 #[cfg(test)]
 mod tests {
-    use sandglass_sandbox::Timestamp;
-
     use super::*;
 
     #[test]
@@ -175,7 +173,7 @@ mod tests {
         let line = |text: &str| LogOutput::StdOut { message: text.to_owned().into() };
         let denial = r#"{"event":{"kind":"denied","by":"dns","host":"a.example","rule":"default"}}"#;
         let told = event(&line(&format!("2026-01-01T00:00:01.5Z {denial}\n"))).unwrap();
-        assert_eq!((told.kind.as_str(), told.at.as_millis() % 10_000), ("egress_denied", 1500));
+        assert_eq!((told.kind.as_str(), told.at.as_millis() % 10_000), ("egress.denied", 1500));
         for other in ["2026-01-01T00:00:01Z {\"ready\":true}\n", "nonsense", "", "soon {}"] {
             assert!(event(&line(other)).is_none(), "{other}");
         }
@@ -186,7 +184,7 @@ mod tests {
         let now = Instant::now();
         let mut allowance = Allowance::full(now);
         let event =
-            || BoxEvent { at: Timestamp::clamped(0), kind: "egress_denied".into(), message: "m".into() };
+            || BoxEvent { at: Timestamp::clamped(0), kind: "egress.denied".into(), message: "m".into() };
         let told = (0..100).filter_map(|_| allowance.take(event(), now)).count();
         assert_eq!(told, BURST as usize);
         let next = allowance.take(event(), now + PAUSE).unwrap();

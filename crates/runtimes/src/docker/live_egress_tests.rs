@@ -222,7 +222,7 @@ async fn what_the_enforcer_refuses_is_told_live_and_in_the_history() {
     let told = async {
         loop {
             match events.next().await.unwrap() {
-                RuntimeEvent::Happened(id, event) if id == seen.id && event.kind == "egress_denied" => {
+                RuntimeEvent::Happened(id, event) if id == seen.id && event.kind == "egress.denied" => {
                     return event;
                 }
                 _ => {}
@@ -234,7 +234,7 @@ async fn what_the_enforcer_refuses_is_told_live_and_in_the_history() {
     let told = told.expect("the denial is told live");
     assert!(told.message.contains("evil.example") && told.message.contains("default"), "{told:?}");
     let history = bench.runtime.events(seen.id).await.unwrap();
-    assert!(history.iter().any(|event| event.kind == "egress_denied" && event.at == told.at), "{history:?}");
+    assert!(history.iter().any(|event| event.kind == "egress.denied" && event.at == told.at), "{history:?}");
     assert!(history.is_sorted_by_key(|event| event.at));
     drop(events);
     bench.close().await;

@@ -16,7 +16,7 @@ use futures_util::{
     stream::{self, BoxStream},
 };
 use sandglass_sandbox::{
-    Clock, SandboxId, SnapshotId, SystemClock,
+    Clock, SandboxId, SnapshotId, SystemClock, Timestamp,
     ports::runtime::{BoxEvent, RuntimeEvent},
 };
 use tokio::{
@@ -131,14 +131,20 @@ fn subscription(docker: &Docker, label: &str) -> impl Stream<Item = Result<Event
     docker.events(Some(options)).chain(stream::once(async move { end() }))
 }
 
+/// A sidecar that tells events.
+struct Started {
+    key: String,
+    id: SandboxId,
+    at: Timestamp,
+}
+
 /// What one batch of events leaves to do.
 #[derive(Default)]
 struct Batch {
     /// Boxes to look at.
     concerned: HashMap<SandboxId, Option<Parsed>>,
     committed: Vec<SnapshotId>,
-    /// Sidecars that were started, with whose they are and when (seconds).
-    sidecars: Vec<(String, SandboxId, Option<i64>)>,
+    sidecars: Vec<Started>,
 }
 
 impl Shared {
@@ -193,8 +199,8 @@ impl Shared {
         loop {
             match self.take_batch(std::mem::take(&mut batch), tell, &mut later).await {
                 Ok(started) => {
-                    for (key, id, since) in started {
-                        listening.begin(&docker, id, &key, since);
+                    for sidecar in started {
+                        listening.begin(&docker, sidecar.id, &sidecar.key, sidecar.at);
                     }
                 }
                 Err(failure) => return failure,
@@ -265,7 +271,7 @@ impl Shared {
         events: Vec<Result<EventMessage, Error>>,
         tell: &UnboundedSender<RuntimeEvent>,
         later: &mut BTreeSet<SandboxId>,
-    ) -> Result<Vec<(String, SandboxId, Option<i64>)>, Failure> {
+    ) -> Result<Vec<Started>, Failure> {
         let mut batch = Batch::default();
         for event in events {
             let event = match event {
@@ -310,19 +316,25 @@ impl Shared {
         }
         if action == "oom" {
             let at = at(event).unwrap_or_else(|| SystemClock.now());
-            let (kind, message) = match sidecar {
-                None => ("out_of_memory", "a process used more memory than the limit"),
-                Some(_) => ("egress_out_of_memory", "the egress sidecar used more memory than its limit"),
-            };
-            let told = BoxEvent { at, kind: kind.to_owned(), message: message.to_owned() };
-            let _ = tell.send(RuntimeEvent::Happened(id, told));
+            let event = |kind: &str, message: &str| BoxEvent { at, kind: kind.into(), message: message.into() };
+            let _ = tell.send(match sidecar {
+                None => RuntimeEvent::Happened(
+                    id,
+                    event("out_of_memory", "a process used more memory than the limit"),
+                ),
+                Some(_) => {
+                    let message = "the egress sidecar used more memory than its limit";
+                    RuntimeEvent::Noticed(id, event("egress_out_of_memory", message))
+                }
+            });
         }
         if sidecar.is_some()
             && action == "start"
             && attributes.contains_key(enforcer::LABEL)
             && let Some(key) = &actor.id
         {
-            batch.sidecars.push((key.clone(), id, event.time));
+            let at = at(event).unwrap_or_else(|| SystemClock.now());
+            batch.sidecars.push(Started { key: key.clone(), id, at });
         }
         if !changes || self.memory.is_removing(id) {
             return;
