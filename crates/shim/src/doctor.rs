@@ -215,7 +215,7 @@ fn pidfd() -> Check {
 fn veth() -> Check {
     let end = |name| route::End { name, mac: [2, 0, 0, 0, 0, 1] };
     let attempt = Socket::route().and_then(|mut socket| {
-        socket.request(route::add_veth(&end("sgprobe0"), &end("sgprobe1"), -1, u32::MAX))
+        socket.request(route::add_veth(&end("sgprobe0"), &end("sgprobe1"), route::Namespace::Of(-1), u32::MAX))
     });
     let result = match attempt {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
