@@ -101,9 +101,7 @@ impl BoxDir {
     pub fn append_event(&self, event: &BoxEvent) -> io::Result<()> {
         let mut line = serde_json::to_vec(event)?;
         line.push(b'\n');
-        let open = |name| {
-            OpenOptions::new().append(true).create(true).mode(0o600).open(self.join(name))
-        };
+        let open = |name| OpenOptions::new().append(true).create(true).mode(0o600).open(self.join(name));
         if !event.kind.starts_with(EGRESS_KIND) {
             return open(EVENTS)?.write_all(&line);
         }

@@ -123,11 +123,13 @@ impl std::fmt::Debug for EgressSpec {
     }
 }
 
-/// What the program may use; `None` means unlimited.
+/// What the program may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EgressLimits {
+    /// `None`: unlimited.
     pub cpu_millis: Option<u64>,
+    /// `None`: 256 MiB, where the host can limit memory.
     pub memory_bytes: Option<u64>,
 }
 

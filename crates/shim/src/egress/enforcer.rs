@@ -15,7 +15,7 @@ use super::middle::Middle;
 use super::start::{Ground, start};
 use super::words::{Told, Words, noted};
 use super::{group_of, view};
-use crate::cgroup::Cgroup;
+use crate::cgroup::{Cgroup, Controller};
 use crate::directory::BoxDir;
 use crate::host::Host;
 use crate::launch::{Failure, Timings};
@@ -29,6 +29,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// After so long without an end, an end is a first one again.
 const SETTLED: Duration = Duration::from_secs(60);
+/// Enough for thousands of connections that are looked into.
+const USUAL_MEMORY: u64 = 256 << 20;
 /// The program and what it starts; one of each is the rule.
 const MOST_PROCESSES: u64 = 64;
 
@@ -57,9 +59,10 @@ impl Enforcer {
     ) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::new(PHASE, error);
         let (egress, network) = parts(spec).map_err(failed)?;
+        let usual = host.cgroups.has(Controller::Memory).then_some(USUAL_MEMORY);
         let limits = Limits {
             cpu_millis: egress.limits.cpu_millis,
-            memory_bytes: egress.limits.memory_bytes,
+            memory_bytes: egress.limits.memory_bytes.or(usual),
             swap_bytes: None,
             pids: MOST_PROCESSES,
             ..Limits::default()

@@ -13,11 +13,13 @@
 mod enforcer;
 mod log;
 mod middle;
+mod probe;
 mod start;
 mod view;
 mod words;
 
 pub use enforcer::{Enforcer, mark};
+pub use probe::probe;
 pub use view::authority;
 pub use words::Told;
 

@@ -109,8 +109,7 @@ fn listen(reports: &OwnedFd) -> io::Result<Init> {
     };
     let known = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData)?;
     // Our own child, which nobody else reaps: the number is still its own.
-    let process =
-        Init { pid, start_ticks: start_ticks(pid), pidfd: pidfd_open(known, PidfdFlags::empty())? };
+    let process = Init { pid, start_ticks: start_ticks(pid), pidfd: pidfd_open(known, PidfdFlags::empty())? };
     match receive(reports, &mut packet)? {
         0 => Ok(process),
         length => {
@@ -159,7 +158,8 @@ fn step(plan: &Plan<'_>) -> io::Result<()> {
     }
     // As the host's root, to whom alone the way there is open.
     rustix::process::chdir(view::home(plan.ground.dir))?;
-    middle::enter(plan.ground.middle.user.as_fd(), LinkNameSpaceType::User).map_err(named("enter the user namespace"))?;
+    middle::enter(plan.ground.middle.user.as_fd(), LinkNameSpaceType::User)
+        .map_err(named("enter the user namespace"))?;
     middle::enter(plan.ground.middle.net.as_fd(), LinkNameSpaceType::Network)
         .map_err(named("enter the network namespace"))?;
     unshare(NAMESPACES).map_err(named("make namespaces"))?;

@@ -91,7 +91,8 @@ impl View {
             self.put(mounted, target).map_err(|error| about(target, &error))?;
         }
         fs::create_dir("/proc")?;
-        mount("proc", "/proc", "proc", PLAIN, None).map_err(|error| about(Path::new("/proc"), &error.into()))?;
+        mount("proc", "/proc", "proc", PLAIN, None)
+            .map_err(|error| about(Path::new("/proc"), &error.into()))?;
         mount_remount("/", PLAIN | MountFlags::RDONLY, c"")?;
         fchdir(&old)?;
         unmount(".", UnmountFlags::DETACH)?;

@@ -27,7 +27,9 @@ pub fn attach(spec: &NetworkSpec, init_pid: i32) -> io::Result<()> {
     let mut netlink = Socket::route()?;
     let near = End { name: &spec.host_interface, mac: NEAR_MAC };
     let far = End { name: INSIDE, mac: far_mac(spec.address) };
-    netlink.request(route::add_veth(&near, &far, Namespace::Of(init_pid), spec.mtu)).map_err(named("create the veth pair"))
+    netlink
+        .request(route::add_veth(&near, &far, Namespace::Of(init_pid), spec.mtu))
+        .map_err(named("create the veth pair"))
 }
 
 /// The host's half, which the box does not wait for.

@@ -25,7 +25,8 @@ impl Shim {
 
     /// The enforcer's pidfd became readable. The kernel's rules go on without it.
     pub(super) fn enforcer_ended(&mut self) {
-        let Some(status) = self.remains.egress_program.as_ref().and_then(|program| program.reap().ok().flatten())
+        let Some(status) =
+            self.remains.egress_program.as_ref().and_then(|program| program.reap().ok().flatten())
         else {
             return;
         };

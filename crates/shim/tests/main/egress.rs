@@ -30,9 +30,14 @@ fn egress(mode: &str) -> EgressSpec {
     }
 }
 
+/// A stand-in that has its time.
+pub fn ready() -> EgressSpec {
+    EgressSpec { ready_within_ms: 20_000, ..egress("ready") }
+}
+
 fn guarded(stage: &Stage, change: impl FnOnce(&mut BoxSpec)) -> TestBox {
     stage.boxed_with(|spec| {
-        spec.egress = Some(EgressSpec { ready_within_ms: 20_000, ..egress("ready") });
+        spec.egress = Some(ready());
         change(spec);
     })
 }
@@ -177,7 +182,7 @@ fn an_enforcer_that_does_not_enforce_fails_the_create() {
     assert!(phase == "egress" && message.contains("/nowhere"), "{phase}: {message}");
     for at in ["egress", "rootfs", "network", "exec"] {
         let mut spec = stage.spec();
-        spec.egress = Some(EgressSpec { ready_within_ms: 20_000, ..egress("ready") });
+        spec.egress = Some(ready());
         spec.about = serde_json::json!({ "failAt": at });
         let (phase, message) = stage.create(spec).err().unwrap();
         assert_eq!((phase.as_str(), message.as_str()), (at, "injected failure"));

@@ -95,7 +95,8 @@ fn the_world_is_reached_by_translation_and_reaches_nothing() {
     // still refused.
     let ip = |line: String| Command::new("ip").args(line.split(' ')).status().unwrap();
     assert!(
-        ip(format!("-n {} route add {}/32 via {}", outside.name, boxed.address(), Outside::here(0))).success()
+        ip(format!("-n {} route add {}/32 via {}", outside.name, boxed.address(), Outside::here(0)))
+            .success()
     );
     let attempt =
         format!("netns exec {} busybox nc -w 1 {} {}", outside.name, boxed.address(), crate::stage::PORT);
