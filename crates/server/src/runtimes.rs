@@ -11,7 +11,7 @@ use std::{
 
 use sandglass_runtimes::{
     docker::{self, DockerRuntime, EngineAddress},
-    embedded::{EmbeddedConfig, EmbeddedRuntime, Subnet},
+    embedded::{self, EmbeddedConfig, EmbeddedRuntime, Subnet},
 };
 use sandglass_sandbox::{
     ports::{Runtime, runtime::RuntimeError},
@@ -20,7 +20,7 @@ use sandglass_sandbox::{
 use tracing::warn;
 
 use crate::{
-    config::{Config, Quantity, RuntimeKind, SecureRuntimeKind, SubnetChoice},
+    config::{self, Config, Quantity, RuntimeKind, SecureRuntimeKind, SubnetChoice},
     engine::Settings,
     http::images::Images,
 };
@@ -75,7 +75,8 @@ pub fn open(config: &Config) -> Result<Opened, OpenError> {
     let failed = |runtime| move |error| OpenError::Failed { runtime, error };
     match config.runtime.kind {
         RuntimeKind::Embedded => {
-            let runtime = Arc::new(EmbeddedRuntime::open(embedded(config)).map_err(failed("embedded"))?);
+            let runtime =
+                Arc::new(EmbeddedRuntime::open(embedded_settings(config)).map_err(failed("embedded"))?);
             let images = images(&runtime, &config.embedded.state_dir);
             Ok(Opened { runtime: runtime.clone(), images: Some(images), backend: Backend::Embedded(runtime) })
         }
@@ -152,7 +153,7 @@ impl Opened {
     }
 }
 
-fn embedded(config: &Config) -> EmbeddedConfig {
+fn embedded_settings(config: &Config) -> EmbeddedConfig {
     let embedded = &config.embedded;
     EmbeddedConfig {
         state_dir: embedded.state_dir.clone(),
@@ -165,6 +166,26 @@ fn embedded(config: &Config) -> EmbeddedConfig {
         pids_limit: embedded.pids_limit,
         expiry_grace: embedded.expiry_grace,
         insecure_registries: embedded.insecure_registries.clone(),
+        egress: embedded_egress(&config.egress),
+    }
+}
+
+fn embedded_egress(egress: &config::EgressConfig) -> embedded::EgressConfig {
+    let limits = limits(&egress.limits);
+    embedded::EgressConfig {
+        readiness_timeout: egress.readiness_timeout,
+        otlp_endpoint: egress.otlp_endpoint.as_ref().map(|endpoint| endpoint.expose().to_owned()),
+        upstream_proxy: egress.upstream_proxy.as_ref().map(upstream_proxy),
+        memory_bytes: limits.memory_bytes,
+        cpu_millis: limits.cpu_millis,
+    }
+}
+
+fn upstream_proxy(proxy: &config::UpstreamProxyConfig) -> docker::UpstreamProxy {
+    docker::UpstreamProxy {
+        url: proxy.url.clone(),
+        authorization: proxy.authorization.as_ref().map(|secret| secret.expose().to_owned()),
+        ca_cert_path: proxy.ca_cert_path.as_ref().map(PathBuf::from),
     }
 }
 
@@ -220,11 +241,7 @@ fn egress(config: &Config) -> docker::EgressConfig {
         disable_ipv6: egress.disable_ipv6,
         otlp_endpoint: egress.otlp_endpoint.as_ref().map(|endpoint| endpoint.expose().to_owned()),
         readiness_timeout: egress.readiness_timeout,
-        upstream_proxy: egress.upstream_proxy.as_ref().map(|proxy| docker::UpstreamProxy {
-            url: proxy.url.clone(),
-            authorization: proxy.authorization.as_ref().map(|secret| secret.expose().to_owned()),
-            ca_cert_path: proxy.ca_cert_path.as_ref().map(PathBuf::from),
-        }),
+        upstream_proxy: egress.upstream_proxy.as_ref().map(upstream_proxy),
     }
 }
 

@@ -27,6 +27,8 @@ use crate::binaries;
 const REPOSITORY: &str = "sandglass-egress";
 /// On the image and, inherited, on every container that is made from it.
 pub(super) const LABEL: &str = "opensandbox.io/sandglass-egress";
+/// Where rules are found that hold whatever the policy says; here and in the image.
+pub(super) const ALWAYS: &str = "/var/egress/rules";
 /// Counts changes of what is around the program.
 const LAYOUT: u32 = 1;
 const PROGRAM: &str = "/sandglass-egress";
@@ -216,8 +218,9 @@ fn layer(authorities: &[u8], program: &[u8]) -> io::Result<Vec<u8>> {
     let mut tar = tar::Builder::new(Vec::with_capacity(program.len() + authorities.len() + (16 << 10)));
     // Places to mount to; everything else is read only.
     let home = HOME.trim_start_matches('/');
+    let rules = ALWAYS.trim_start_matches('/');
     let folders = ["etc", "etc/ssl", "etc/ssl/certs", "opt", home, "proc", "sys", "dev", "run", "tmp"];
-    for folder in folders {
+    for folder in folders.into_iter().chain(["var", "var/egress", rules]) {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::Directory);
         header.set_mode(0o755);

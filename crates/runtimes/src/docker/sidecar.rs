@@ -23,7 +23,7 @@ use super::{
     EgressConfig, Published, Shared,
     agent::HOME,
     container::Status,
-    enforcer::Enforcer,
+    enforcer::{ALWAYS, Enforcer},
     errors::{Failure, failed},
     labels,
     network::{self, EGRESS_PORT},
@@ -135,6 +135,10 @@ impl Shared {
         let ca = config.upstream_proxy.as_ref().and_then(|proxy| proxy.ca_cert_path.as_deref());
         let mut binds = vec![format!("{}:{HOME}:rw", runtime_volume(wanted.id))];
         binds.extend(ca.map(|path: &Path| format!("{}:{EXTRA_CA}:ro", path.display())));
+        let own = self.enforcer() == Enforcer::Own;
+        if own && self.config.engine.is_local() && Path::new(ALWAYS).is_dir() {
+            binds.push(format!("{ALWAYS}:{ALWAYS}:ro"));
+        }
         let off = || NO_IPV6.map(|name| (name.to_owned(), "1".to_owned())).into_iter().collect();
         let mut host = HostConfig {
             network_mode: Some("bridge".to_owned()),
@@ -145,7 +149,7 @@ impl Shared {
             ..HostConfig::default()
         };
         limit(&mut host, config);
-        if self.enforcer() == Enforcer::Own {
+        if own {
             confine(&mut host);
             adapt(&mut env, gateway);
         }

@@ -29,7 +29,10 @@ use crate::{
         UnsupportedScope, describe_events, describe_logs, parse_since, render_events, render_inspect,
         render_runtime, render_summary,
     },
-    engine::{history::OWNER, index::Entry},
+    engine::{
+        history::{OF_EGRESS, OWNER},
+        index::Entry,
+    },
     ingress::{AGENT_PORT, EGRESS_PORT, HTTP_PORT},
     tenants::Principal,
 };
@@ -116,6 +119,8 @@ async fn event_facts(app: &App, entry: &Entry) -> ApiResult<EventFacts> {
     let mut events: Vec<EventLine> = history
         .into_iter()
         .filter(|e| e.kind != OWNER)
+        // The box's own record, which follows, has these with the time at which they happened.
+        .filter(|e| entry.observed.is_none() || !e.kind.starts_with(OF_EGRESS))
         .map(|e| EventLine { at_ms: e.at.as_millis(), kind: e.kind, message: e.message })
         .collect();
     if entry.observed.is_some() {

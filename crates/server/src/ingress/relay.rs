@@ -10,7 +10,6 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, SEC_WEBSOCKET_KEY};
 use http::{HeaderMap, Method, StatusCode, Uri};
 use sandglass_proxy::{Forwarder, Lease, ResponseBody, requested_upgrade};
 
-use super::ACCESS_RENEW;
 use super::access::{AccessRules, Grounds};
 use super::edits::{self, Observed, Way};
 use super::lookup::{Lookup, Reach, Target};
@@ -18,6 +17,7 @@ use super::refusal::Refusal;
 use super::route::Route;
 use super::ways::{self, Need, Ways};
 use super::websocket::{Close, Handshake};
+use super::{ACCESS_RENEW, EGRESS_PORT};
 use crate::telemetry::metrics::Proxied;
 
 /// What the configuration says about the ingress.
@@ -137,7 +137,12 @@ impl Shared {
         need: Need,
     ) -> Result<(Lease, Way), Refusal> {
         let Some(mapped) = target.mapped else {
-            return Ok(self.ways.connect(&self.forwarder, application, need).await?);
+            // What the enforcer is told must never reach a program of the sandbox that listens while it is away.
+            let enforcer = application.port() == EGRESS_PORT && target.egress_token.is_some();
+            return Ok(match enforcer {
+                true => (ways::open(&self.forwarder, application, need).await?, Way::Direct),
+                false => self.ways.connect(&self.forwarder, application, need).await?,
+            });
         };
         let (port, way) = mapped.door(application.port());
         if port == 0 {

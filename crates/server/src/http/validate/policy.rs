@@ -110,7 +110,12 @@ mod tests {
             assert_eq!(check(empty(), *credential_proxy, &rules).is_ok(), *accepted, "case {number}");
             assert_eq!(check(None, false, &rules).unwrap(), None, "case {number}");
         }
-        assert!(check(empty(), false, &CreateRules::embedded().runtime).is_err());
+        for credential_proxy in [false, true] {
+            assert!(check(empty(), credential_proxy, &CreateRules::embedded().runtime).is_ok());
+        }
+        let mut none = CreateRules::embedded().runtime;
+        none.policies = None;
+        assert!(check(empty(), false, &none).is_err());
     }
 
     #[test]

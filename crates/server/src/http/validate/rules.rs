@@ -51,6 +51,19 @@ pub struct PolicyRules {
     pub upstream_proxy: bool,
 }
 
+impl PolicyRules {
+    /// Of a runtime with an enforcer of its own, which needs no image and always enforces names and addresses.
+    fn own(upstream_proxy: bool) -> Self {
+        Self {
+            network: Network::Bridge,
+            has_image: false,
+            mode: EgressMode::DnsNft,
+            gvisor: false,
+            upstream_proxy,
+        }
+    }
+}
+
 /// Which network containers are in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Network {
@@ -77,13 +90,18 @@ impl CreateRules {
     pub fn of(config: &Config, name: &'static str, capabilities: Capabilities) -> Self {
         let docker = config.runtime.kind == RuntimeKind::Docker;
         let base_env = if docker { config.docker.sandbox_env.clone() } else { Default::default() };
-        let policies = docker.then(|| PolicyRules {
-            network: Network::of(&config.docker.network_mode),
-            has_image: config.egress.image.is_some(),
-            mode: config.egress.mode,
-            gvisor: config.secure_runtime.kind == SecureRuntimeKind::Gvisor,
-            upstream_proxy: config.egress.upstream_proxy.is_some(),
-        });
+        let upstream_proxy = config.egress.upstream_proxy.is_some();
+        let policies = match config.runtime.kind {
+            RuntimeKind::Docker => Some(PolicyRules {
+                network: Network::of(&config.docker.network_mode),
+                has_image: config.egress.image.is_some(),
+                mode: config.egress.mode,
+                gvisor: config.secure_runtime.kind == SecureRuntimeKind::Gvisor,
+                upstream_proxy,
+            }),
+            RuntimeKind::Embedded => Some(PolicyRules::own(upstream_proxy)),
+            RuntimeKind::Kubernetes => None,
+        };
         Self {
             max_timeout: config.server.max_sandbox_timeout,
             allowed_host_paths: config.storage.allowed_host_paths.clone(),
@@ -112,7 +130,7 @@ impl CreateRules {
             pause: true,
             snapshot: false,
             gpu: false,
-            network_policy: false,
+            network_policy: true,
             named_volumes: false,
             object_store_volumes: false,
             foreign_platforms: false,
