@@ -64,6 +64,9 @@ pub enum Key {
     Ipv4,
     Ipv6,
     Port,
+    /// An address and a port.
+    Ipv4Port,
+    Ipv6Port,
 }
 
 /// How a set holds its elements.
@@ -94,6 +97,7 @@ pub enum Element {
     /// Both ends belong to it.
     Range(IpAddr, IpAddr),
     Expiring(IpAddr, Duration),
+    ExpiringPort(IpAddr, u16, Duration),
     Port(u16),
 }
 
@@ -196,6 +200,9 @@ impl Batch {
             Key::Ipv4 => (7, 4),
             Key::Ipv6 => (8, 16),
             Key::Port => (13, 2),
+            // Six bits for each part; each part fills registers of four bytes.
+            Key::Ipv4Port => (7 << 6 | 13, 8),
+            Key::Ipv6Port => (8 << 6 | 13, 20),
         };
         let flags = match set.holding {
             Holding::Values => 0,
@@ -248,8 +255,13 @@ fn encode(list: Message, element: &Element) -> Message {
         Element::Address(address) => one(list, &octets(*address), &|one| one),
         Element::Port(port) => one(list, &port.to_be_bytes(), &|one| one),
         Element::Expiring(address, after) => {
-            let after = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1).to_be_bytes();
-            one(list, &octets(*address), &|one| one.attribute(ELEM_TIMEOUT, &after))
+            one(list, &octets(*address), &|one| one.attribute(ELEM_TIMEOUT, &milliseconds(*after)))
+        }
+        Element::ExpiringPort(address, port, after) => {
+            let mut key = octets(*address);
+            key.extend_from_slice(&port.to_be_bytes());
+            key.extend_from_slice(&[0; 2]);
+            one(list, &key, &|one| one.attribute(ELEM_TIMEOUT, &milliseconds(*after)))
         }
         Element::Range(first, last) => {
             let list = one(list, &octets(*first), &|one| one);
@@ -260,6 +272,11 @@ fn encode(list: Message, element: &Element) -> Message {
             }
         }
     }
+}
+
+/// Zero would mean for ever.
+fn milliseconds(after: Duration) -> [u8; 8] {
+    u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1).to_be_bytes()
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {

@@ -14,6 +14,9 @@ const SECOND_REGISTER: u32 = libc::NFT_REG_2 as u32;
 const EQUAL: u32 = libc::NFT_CMP_EQ as u32;
 const DIFFERENT: u32 = libc::NFT_CMP_NEQ as u32;
 
+/// The first of the registers of four bytes; the ones above are the same memory in pieces of sixteen.
+const WORDS: u32 = libc::NFT_REG32_00 as u32;
+
 /// `ct state` bits.
 pub mod state {
     pub const INVALID: u32 = 1;
@@ -58,8 +61,18 @@ impl Field {
     pub const IPV6_SOURCE: Self = Self::Network { offset: 8, length: 16 };
     pub const IPV6_DESTINATION: Self = Self::Network { offset: 24, length: 16 };
     pub const DESTINATION_PORT: Self = Self::Transport { offset: 2, length: 2 };
+    pub const SOURCE_PORT: Self = Self::Transport { offset: 0, length: 2 };
     pub const TCP_FLAGS: Self = Self::Transport { offset: 13, length: 1 };
     pub const ICMP_TYPE: Self = Self::Transport { offset: 0, length: 1 };
+
+    /// How many registers of four bytes it takes.
+    fn words(self) -> u32 {
+        match self {
+            Self::Network { length, .. } | Self::Transport { length, .. } => length.div_ceil(4),
+            Self::InputInterface | Self::OutputInterface => libc::IFNAMSIZ as u32 / 4,
+            _ => 1,
+        }
+    }
 }
 
 /// What becomes of the packet.
@@ -196,6 +209,17 @@ impl Rule {
             .expression("lookup", |data| data.string(LOOKUP_SET, set).network(LOOKUP_SREG, REGISTER))
     }
 
+    /// The fields together are an element of the set.
+    pub fn in_set_of(self, fields: &[Field], set: &str) -> Self {
+        let mut register = WORDS;
+        let mut rule = self;
+        for field in fields {
+            rule = rule.load_into(*field, register);
+            register += field.words();
+        }
+        rule.expression("lookup", |data| data.string(LOOKUP_SET, set).network(LOOKUP_SREG, WORDS))
+    }
+
     pub fn not_in_set(self, field: Field, set: &str) -> Self {
         self.load(field).expression("lookup", |data| {
             data.string(LOOKUP_SET, set).network(LOOKUP_SREG, REGISTER).network(LOOKUP_FLAGS, 1)
@@ -329,15 +353,19 @@ impl Rule {
     }
 
     fn load(self, field: Field) -> Self {
+        self.load_into(field, REGISTER)
+    }
+
+    fn load_into(self, field: Field, register: u32) -> Self {
         let meta = |rule: Self, key: libc::c_int| {
-            rule.expression("meta", |data| data.network(META_DREG, REGISTER).network(META_KEY, key as u32))
+            rule.expression("meta", |data| data.network(META_DREG, register).network(META_KEY, key as u32))
         };
         let connection = |rule: Self, key: libc::c_int| {
-            rule.expression("ct", |data| data.network(CT_DREG, REGISTER).network(CT_KEY, key as u32))
+            rule.expression("ct", |data| data.network(CT_DREG, register).network(CT_KEY, key as u32))
         };
         let payload = |rule: Self, base: libc::c_int, offset, length| {
             rule.expression("payload", |data| {
-                data.network(PAYLOAD_DREG, REGISTER)
+                data.network(PAYLOAD_DREG, register)
                     .network(PAYLOAD_BASE, base as u32)
                     .network(PAYLOAD_OFFSET, offset)
                     .network(PAYLOAD_LEN, length)

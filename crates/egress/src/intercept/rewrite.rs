@@ -1,0 +1,79 @@
+//! What a loan does to a request.
+
+use http::header::{
+    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+
+use crate::vault::{Active, BodyKind, Loan, Selection, Surface, Target};
+
+/// Headers in which nothing is replaced: they describe the message or name its receiver.
+const KEPT: [HeaderName; 10] = [
+    CONNECTION,
+    CONTENT_LENGTH,
+    HOST,
+    HeaderName::from_static("keep-alive"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// What remains to be done with the body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Remaining {
+    Nothing,
+    Body(BodyKind),
+}
+
+/// The request would not be the one that the credentials are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Changed;
+
+/// Replaces placeholders in the head, then sets the headers, which nothing is replaced in.
+pub(super) fn head(
+    active: &Active,
+    loan: &Loan,
+    target: Target<'_>,
+    parts: &mut Parts,
+) -> Result<Remaining, Changed> {
+    let path = loan.in_target(Surface::Path, parts.uri.path());
+    let query = parts.uri.query().and_then(|query| loan.in_target(Surface::Query, query));
+    if path.is_some() || query.is_some() {
+        let path = path.as_deref().unwrap_or(parts.uri.path());
+        let still = active.select(Target { path, ..target });
+        if !matches!(still, Selection::One(same) if same.name == loan.name) {
+            return Err(Changed);
+        }
+        let query = query.as_deref().or(parts.uri.query());
+        let whole = query.map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
+        let whole = PathAndQuery::try_from(whole).map_err(|_| Changed)?;
+        let mut uri = std::mem::take(&mut parts.uri).into_parts();
+        uri.path_and_query = Some(whole);
+        parts.uri = uri.try_into().map_err(|_| Changed)?;
+    }
+    if loan.replaces(Surface::Header) {
+        for (name, value) in &mut parts.headers {
+            if !KEPT.contains(name)
+                && let Some(replaced) = loan.in_header(value)
+            {
+                *value = replaced;
+            }
+        }
+    }
+    for injection in &loan.injections {
+        parts.headers.remove(&injection.name);
+    }
+    for injection in &loan.injections {
+        parts.headers.insert(injection.name.clone(), injection.value.clone());
+    }
+    if !loan.replaces(Surface::Body) {
+        return Ok(Remaining::Nothing);
+    }
+    let value = |name| parts.headers.get(name).map(|value| value.as_bytes());
+    Ok(BodyKind::of(value(CONTENT_TYPE), value(CONTENT_ENCODING)).map_or(Remaining::Nothing, Remaining::Body))
+}

@@ -1,0 +1,1 @@
+//! What somebody in the box may try.

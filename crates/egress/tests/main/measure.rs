@@ -1,0 +1,1 @@
+//! Numbers, printed; and that a swap leaves no window.
