@@ -128,6 +128,7 @@ async fn secure(
         _ => false,
     };
     if !bound {
+        live.passes_undecrypted();
         let mut upstream = proxy::reach(&shared, destination, name).await?;
         upstream.write_all(&hello.bytes).await?;
         tunnel::join(stream, upstream).await;
@@ -194,6 +195,7 @@ async fn serve(session: Session, protocol: Protocol, stream: impl Stream + 'stat
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD)
                 .max_buf_size(MAX_HEAD)
+                .max_header_size(MAX_HEAD)
                 .max_headers(MAX_HEADERS)
                 .preserve_header_case(true)
                 .auto_date_header(false);

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::header::HOST;
 use http::uri::Authority;
 use http::{Method, Request, Version};
 
@@ -19,8 +19,6 @@ pub(super) enum Unclear {
     Scheme,
     #[error("this kind of request is not passed on")]
     Method,
-    #[error("the length of the request is ambiguous")]
-    Length,
 }
 
 /// The host in lower case, without port and trailing dot; none if an old client named none.
@@ -29,10 +27,6 @@ pub(super) fn of<B>(request: &Request<B>, scheme: Scheme) -> Result<Option<Strin
         return Err(Unclear::Method);
     }
     let headers = request.headers();
-    // The parser lets one of both win; whoever wrote both wanted two servers to differ.
-    if headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH) {
-        return Err(Unclear::Length);
-    }
     if let Some(said) = request.uri().scheme_str() {
         let expected = match scheme {
             Scheme::Https => "https",
@@ -135,12 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn two_lengths_and_tunnels_are_refused() {
-        let both = Request::builder()
-            .header(HOST, "a.com")
-            .header("transfer-encoding", "chunked")
-            .header("content-length", "3");
-        assert_eq!(of(&both.body(()).unwrap(), Scheme::Http), Err(Unclear::Length));
+    fn tunnels_are_refused_and_old_clients_name_no_host() {
         let tunnel = Request::builder().method("CONNECT").uri("a.com:443").body(()).unwrap();
         assert_eq!(of(&tunnel, Scheme::Http), Err(Unclear::Method));
         let old = Request::builder().version(Version::HTTP_10).uri("/").body(()).unwrap();

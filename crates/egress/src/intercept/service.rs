@@ -12,7 +12,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::audit::Audit;
 use crate::policy::{Resolved, Rules};
-use crate::vault::Lent;
+use crate::vault::{Lent, Scheme};
 
 use super::authority::Authority;
 use super::connection;
@@ -50,18 +50,30 @@ pub(super) struct Shared {
 
 /// What one connection is for at this moment.
 #[derive(Debug, Default)]
-pub(super) struct Live(Mutex<(Option<String>, Option<SocketAddr>)>);
+pub(super) struct Live(Mutex<Purpose>);
+
+#[derive(Clone, Debug, Default)]
+struct Purpose {
+    name: Option<String>,
+    destination: Option<SocketAddr>,
+    undecrypted: bool,
+}
 
 impl Live {
     pub(super) fn wants(&self, name: Option<&str>) {
-        self.lock().0 = name.map(str::to_owned);
+        self.lock().name = name.map(str::to_owned);
     }
 
     pub(super) fn goes_to(&self, destination: SocketAddr) {
-        self.lock().1 = Some(destination);
+        self.lock().destination = Some(destination);
     }
 
-    fn lock(&self) -> MutexGuard<'_, (Option<String>, Option<SocketAddr>)> {
+    /// Nothing can be lent on it.
+    pub(super) fn passes_undecrypted(&self) {
+        self.lock().undecrypted = true;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Purpose> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -128,11 +140,13 @@ impl Interceptor {
         }
     }
 
-    /// To be called after the rules have changed: ends the connections that they no longer allow. Says how many.
+    /// To be called after the rules or the vault have changed: ends the connections that the rules no longer allow, and those on which
+    /// credentials would have to be lent by now but cannot. Says how many.
     pub fn recheck(&self) -> usize {
+        let lent = self.shared.lent.now().ok().flatten();
         let mut cut = 0;
         for (live, handle) in self.live().values() {
-            let (name, destination) = live.lock().clone();
+            let Purpose { name, destination, undecrypted } = live.lock().clone();
             let Some(destination) = destination else { continue };
             let wanted = Wanted {
                 name: name.as_deref(),
@@ -140,9 +154,12 @@ impl Interceptor {
                 port: destination.port(),
             };
             // A connection of requests that has not had one yet will be judged with the first.
-            let judged = name.is_none() && destination.port() == 80
+            let allowed = name.is_none() && destination.port() == Scheme::Http.port()
                 || judge(&*self.shared.rules, &Led, wanted).is_ok();
-            if !judged {
+            let bound = undecrypted && destination.port() == Scheme::Https.port();
+            let bound = bound
+                && matches!((&lent, &name), (Some(lent), Some(name)) if lent.covers(Scheme::Https, name));
+            if !allowed || bound {
                 handle.abort();
                 cut += 1;
             }

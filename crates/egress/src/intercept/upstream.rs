@@ -238,7 +238,11 @@ async fn handshake(
     match protocol {
         Protocol::Http1 => {
             let mut builder = http1::Builder::new();
-            builder.preserve_header_case(true).max_buf_size(MAX_HEAD).max_headers(MAX_HEADERS);
+            builder
+                .preserve_header_case(true)
+                .max_buf_size(MAX_HEAD)
+                .max_header_size(MAX_HEAD)
+                .max_headers(MAX_HEADERS);
             let (sender, connection) = builder.handshake(io).await.map_err(Failure::Answer)?;
             // Its errors reach whoever waits for an answer.
             let driver = Driver(tokio::spawn(async move { drop(connection.with_upgrades().await) }));

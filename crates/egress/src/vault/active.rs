@@ -293,3 +293,115 @@ fn forms(auth: &Auth, value: &str) -> Vec<String> {
     }
     forms
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::super::binding::Credential;
+    use super::*;
+
+    fn contents(bindings: Vec<(Vec<String>, Vec<String>, Vec<String>)>) -> Contents {
+        let token = Credential {
+            name: "t".into(),
+            source: "inline".into(),
+            value: Secret::new("secret"),
+            revision: 1,
+        };
+        let bindings = bindings.into_iter().enumerate().map(|(number, (hosts, methods, paths))| {
+            let matches = Match { schemes: vec![Scheme::Https], ports: vec![443], hosts, methods, paths };
+            let auth = Auth::Bearer { credential: "t".into() };
+            let name = format!("b{number}");
+            (name.clone(), Binding { name, matches, auth, substitutions: Vec::new() })
+        });
+        let credentials = BTreeMap::from([("t".to_owned(), token)]);
+        Contents { revision: 1, credentials, bindings: bindings.collect() }
+    }
+
+    fn hosts() -> impl Strategy<Value = Vec<String>> {
+        let host = prop_oneof![Just("a.x.y"), Just("b.x.y"), Just("*.x.y"), Just("*.y"), Just("*.a.x.y")];
+        proptest::collection::vec(host.prop_map(str::to_owned), 1..3)
+    }
+
+    fn methods() -> impl Strategy<Value = Vec<String>> {
+        proptest::collection::vec(prop_oneof![Just("GET".to_owned()), Just("POST".to_owned())], 1..3)
+    }
+
+    fn paths() -> impl Strategy<Value = Vec<String>> {
+        let path = prop_oneof![Just("/*"), Just("/v1/*"), Just("/v1/a"), Just("/v1/a*"), Just("/v2")];
+        proptest::collection::vec(path.prop_map(str::to_owned), 1..3)
+    }
+
+    /// The rule as it is written down, without any of the readings.
+    fn expected(contents: &Contents, host: &str, method: &str, path: &str) -> Vec<String> {
+        let mut found: Vec<(u8, String)> = Vec::new();
+        for binding in contents.bindings.values() {
+            let m = &binding.matches;
+            let path_fits = m
+                .paths
+                .iter()
+                .any(|p| p.strip_suffix('*').map_or(path == p, |prefix| path.starts_with(prefix)));
+            let exact = m.hosts.iter().any(|h| h == host);
+            let wild = m
+                .hosts
+                .iter()
+                .any(|h| h.strip_prefix("*.").is_some_and(|s| host.ends_with(&format!(".{s}"))));
+            if path_fits && m.methods.iter().any(|x| x == method) && (exact || wild) {
+                found.push((if exact { 2 } else { 1 }, binding.name.clone()));
+            }
+        }
+        let best = found.iter().map(|(p, _)| *p).max().unwrap_or(0);
+        found.into_iter().filter(|(p, _)| *p == best).map(|(_, name)| name).collect()
+    }
+
+    proptest! {
+            #[test]
+            fn the_best_binding_is_chosen_or_none(
+                bindings in proptest::collection::vec((hosts(), methods(), paths()), 0..4),
+                host in prop_oneof![Just("a.x.y"), Just("b.x.y"), Just("c.a.x.y"), Just("x.y"), Just("ax.y"), Just("y")],
+                method in prop_oneof![Just("GET"), Just("POST"), Just("PUT")],
+                path in prop_oneof![Just("/"), Just("/v1/a"), Just("/v1/ab"), Just("/v1"), Just("/v2"), Just("/v2/")],
+            ) {
+                let contents = contents(bindings);
+                let active = Active::of(&contents);
+                let target = Target { scheme: Scheme::Https, host, port: 443, method, path };
+                let chosen = match active.select(target) {
+                    Selection::None => Vec::new(),
+                    Selection::One(loan) => vec![loan.name.clone()],
+                    Selection::Ambiguous => expected(&contents, host, method, path),
+                    Selection::Misleading => panic!("none of these paths is"),
+                };
+                prop_assert_eq!(&chosen, &expected(&contents, host, method, path));
+                prop_assert!(chosen.is_empty() || active.covers(Scheme::Https, host));
+                let elsewhere = active.select(Target { port: 8443, ..target });
+                let plain = active.select(Target { scheme: Scheme::Http, port: 80, ..target });
+                let none = matches!((elsewhere, plain), (Selection::None, Selection::None));
+                prop_assert!(none);
+            }
+
+            /// However a path is written, it gets the binding of what it says, or nothing at all.
+            #[test]
+            fn no_spelling_of_a_path_gets_another_binding(path in "/(v1|admin|%76%31|%2e%2e|\\.\\.|a|%2f|%252e|%5c|;|/){0,6}") {
+                let contents = contents(vec![
+                    (vec!["a.x.y".into()], vec!["GET".into()], vec!["/v1/*".into()]),
+                ]);
+                let active = Active::of(&contents);
+                let target = Target { scheme: Scheme::Https, host: "a.x.y", port: 443, method: "GET", path: &path };
+                if let Selection::One(_) = active.select(target) {
+                    let decoded = percent_encoding::percent_decode_str(&path).decode_utf8_lossy().into_owned();
+                    prop_assert!(path.starts_with("/v1/") && decoded.starts_with("/v1/"));
+    let dots = decoded.split('/').any(|segment| matches!(segment.split(';').next(), Some("." | "..")));
+                    prop_assert!(!dots);
+                }
+            }
+        }
+
+    #[test]
+    fn what_is_in_force_prints_no_secret() {
+        let contents = contents(vec![(vec!["a.x.y".into()], vec!["GET".into()], vec!["/*".into()])]);
+        let printed = format!("{:?} {:?}", Active::of(&contents), contents);
+        assert!(!printed.contains("secret"), "{printed}");
+    }
+}

@@ -81,7 +81,11 @@ pub fn get(mut stream: impl Read + Write, host: &str, path: &str) -> io::Result<
 }
 
 /// TLS to a host, trusting these authorities only.
-pub fn tls(stream: TcpStream, host: &str, authorities: &str) -> io::Result<StreamOwned<ClientConnection, TcpStream>> {
+pub fn tls(
+    stream: TcpStream,
+    host: &str,
+    authorities: &str,
+) -> io::Result<StreamOwned<ClientConnection, TcpStream>> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
         roots.add(certificate.unwrap()).unwrap();

@@ -1,6 +1,5 @@
 //! What the policy lets through, and what becomes of connections when it changes.
 
-use std::io::Read;
 use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
@@ -22,7 +21,8 @@ const SOME: &str = r#"{"egress":[{"action":"allow","target":"good.test"},{"actio
 fn names_and_addresses_are_decided(place: Place) {
     let stage = Stage::new(place);
     let world = World::start(&stage.world);
-    let mut program = Program::start(&stage, &Home::new(SOME));
+    let home = Home::new(SOME);
+    let mut program = Program::start(&stage, &home);
     let authority = world.authority.clone();
     stage.sandbox.within(|| {
         let denied = ask("bad.test", RecordType::A).unwrap();
@@ -50,7 +50,8 @@ fn names_and_addresses_are_decided(place: Place) {
     });
     program.await_line(|line| line["event"]["by"] == "dns" && line["event"]["host"] == "bad.test");
     program.await_line(|line| line["event"]["host"] == "neighbour.test");
-    program.await_line(|line| line["event"]["by"] == "firewall" && line["event"]["address"] == "203.0.113.11");
+    program
+        .await_line(|line| line["event"]["by"] == "firewall" && line["event"]["address"] == "203.0.113.11");
     let served = world.requests.lock().unwrap().join("");
     assert!(!served.contains("neighbour"), "{served}");
 }
@@ -68,7 +69,8 @@ fn a_shared_network_decides_about_names_and_addresses() {
 fn changes_take_effect_at_once(place: Place) {
     let stage = Stage::new(place);
     let world = World::start(&stage.world);
-    let _program = Program::start(&stage, &Home::new(SOME));
+    let home = Home::new(SOME);
+    let _program = Program::start(&stage, &home);
     let held = stage.sandbox.within(|| {
         assert_eq!(resolve("good.test"), [GOOD]);
         let mut held = [connect(GOOD, 7).unwrap(), connect(OTHER, 7).unwrap()];
@@ -125,7 +127,8 @@ fn changes_take_effect_at_once_in_a_shared_network() {
 fn names_do_not_lead_inside(place: Place) {
     let stage = Stage::new(place);
     let _world = World::start(&stage.world);
-    let mut program = Program::start(&stage, &Home::new(SOME));
+    let home = Home::new(SOME);
+    let mut program = Program::start(&stage, &home);
     stage.sandbox.within(|| {
         let rebound = ask("rebound.good.test", RecordType::A).unwrap();
         assert_eq!((rebound.code, rebound.addresses.as_slice()), (ResponseCode::NoError, &[][..]));
@@ -155,7 +158,8 @@ fn denied_names_are_denied_where_all_else_is_allowed(place: Place) {
     let stage = Stage::new(place);
     let world = World::start(&stage.world);
     let policy = r#"{"defaultAction":"allow","egress":[{"action":"deny","target":"bad.test"},{"action":"deny","target":"203.0.113.12"}]}"#;
-    let _program = Program::start(&stage, &Home::new(policy));
+    let home = Home::new(policy);
+    let _program = Program::start(&stage, &home);
     let authority = world.authority.clone();
     stage.sandbox.within(|| {
         assert_eq!(ask("bad.test", RecordType::A).unwrap().code, ResponseCode::NXDomain);
@@ -184,7 +188,8 @@ fn denied_names_are_denied_in_a_shared_network_where_all_else_is_allowed() {
 fn there_is_no_open_moment(place: Place) {
     let stage = Stage::new(place);
     let _world = World::start(&stage.world);
-    let _program = Program::start(&stage, &Home::new(SOME));
+    let home = Home::new(SOME);
+    let _program = Program::start(&stage, &home);
     let heard = stage.world.within(|| {
         let socket = UdpSocket::bind("203.0.113.11:9").unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
@@ -202,7 +207,11 @@ fn there_is_no_open_moment(place: Place) {
             }
         });
         for number in 0..40 {
-            change(&stage, "PATCH", &format!(r#"[{{"action":"allow","target":"203.0.113.{}"}}]"#, 100 + number));
+            change(
+                &stage,
+                "PATCH",
+                &format!(r#"[{{"action":"allow","target":"203.0.113.{}"}}]"#, 100 + number),
+            );
         }
         drop(stop);
     });
@@ -288,6 +297,4 @@ fn the_webhook_is_told_and_quiet_names_are_not() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(world.requests.lock().unwrap()[0].starts_with("POST /denied?k=1 HTTP/1.1\r\n"));
-    let mut nothing = Vec::new();
-    let _ = std::io::empty().read_to_end(&mut nothing);
 }

@@ -64,10 +64,16 @@ impl Program {
     /// Starts it and waits until it says that it enforces.
     pub fn start(stage: &Stage, home: &Home) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sandglass-egress"));
-        command.env_clear().envs(home.environment.iter().cloned()).stdout(Stdio::piped()).stdin(Stdio::null());
+        command
+            .env_clear()
+            .envs(home.environment.iter().cloned())
+            .stdout(Stdio::piped())
+            .stdin(Stdio::null());
         match stage.place {
             Place::Shared => command.env("SANDGLASS_EGRESS_PLACEMENT", "shared"),
-            Place::Gateway => command.env("SANDGLASS_EGRESS_PLACEMENT", "gateway").env("SANDGLASS_EGRESS_BOX", BOX),
+            Place::Gateway => {
+                command.env("SANDGLASS_EGRESS_PLACEMENT", "gateway").env("SANDGLASS_EGRESS_BOX", BOX)
+            }
         };
         let mut child = stage.ground().within(|| command.spawn().unwrap());
         let (sender, lines) = channel();
@@ -89,7 +95,10 @@ impl Program {
         let end = Instant::now() + PATIENCE;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let line = self.lines.recv_timeout(left).unwrap_or_else(|_| panic!("it never said so: {:#?}", self.told));
+            let line = self
+                .lines
+                .recv_timeout(left)
+                .unwrap_or_else(|_| panic!("it never said so: {:#?}", self.told));
             self.told.push(line.clone());
             if fits(&line) {
                 return line;

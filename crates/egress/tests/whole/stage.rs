@@ -94,7 +94,7 @@ impl Stage {
 
     fn lay_straight(&self) {
         let (world, sandbox) = (&self.world, &self.sandbox);
-        world.ip(&format!("link add host0 type veth peer name eth0 netns {}", sandbox.name));
+        world.ip(&format!("link add name host0 type veth peer name eth0 netns {}", sandbox.name));
         world.ip("addr add 198.51.100.1/32 dev host0");
         world.ip("link set host0 up");
         world.ip(&format!("route add {BOX}/32 dev host0"));
@@ -106,13 +106,13 @@ impl Stage {
 
     fn lay_through(&self, middle: &Namespace) {
         let (world, sandbox) = (&self.world, &self.sandbox);
-        world.ip(&format!("link add host0 type veth peer name up netns {}", middle.name));
-        middle.ip(&format!("link add down type veth peer name eth0 netns {}", sandbox.name));
+        world.ip(&format!("link add name host0 type veth peer name up netns {}", middle.name));
+        middle.ip(&format!("link add name down type veth peer name eth0 netns {}", sandbox.name));
         world.ip("addr add 198.51.100.1/32 dev host0");
         world.ip("link set host0 up");
         world.ip(&format!("route add {BOX}/32 via inet 169.254.1.3 dev host0 onlink"));
-        middle.ip("link set up up");
-        middle.ip("link set down up");
+        middle.ip("link set dev up up");
+        middle.ip("link set dev down up");
         middle.ip("addr add 169.254.1.3/32 dev up");
         middle.ip("route add 198.51.100.1/32 dev up");
         middle.ip("route add default via 198.51.100.1 dev up src 169.254.1.3 onlink");

@@ -102,7 +102,8 @@ fn respond(packet: &[u8], names: &HashMap<String, Vec<Ipv4Addr>>) -> Vec<u8> {
     match names.get(&name) {
         None => message.metadata.response_code = ResponseCode::NXDomain,
         Some(addresses) if query.query_type == RecordType::A => {
-            let records = addresses.iter().map(|a| Record::from_rdata(query.name.clone(), 30, RData::A(A(*a))));
+            let records =
+                addresses.iter().map(|a| Record::from_rdata(query.name.clone(), 30, RData::A(A(*a))));
             message.answers.extend(records);
         }
         Some(_) => {}
