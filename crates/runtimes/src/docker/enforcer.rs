@@ -171,7 +171,9 @@ impl Shared {
             Ok(images) => images,
             Err(error) => return warn!(error = %error, "images of enforcers cannot be listed"),
         };
-        for tag in images.into_iter().flat_map(|image| image.repo_tags).filter(|tag| is_old(tag, &content.name)) {
+        for tag in
+            images.into_iter().flat_map(|image| image.repo_tags).filter(|tag| is_old(tag, &content.name))
+        {
             let name = tag.clone();
             let removed = self.client.call(|docker| async move {
                 docker.remove_image(&name, None::<RemoveImageOptions>, None::<DockerCredentials>).await
@@ -206,7 +208,8 @@ pub(super) fn archive(name: &str, authorities: &[u8], program: &[u8]) -> io::Res
     })
     .to_string();
     let config_name = format!("{}.json", digest(config.as_bytes()));
-    let manifest = json!([{ "Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"] }]).to_string();
+    let manifest =
+        json!([{ "Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"] }]).to_string();
     let mut tar = tar::Builder::new(Vec::with_capacity(layer.len() + (16 << 10)));
     file(&mut tar, "layer.tar", 0o644, &layer)?;
     file(&mut tar, &config_name, 0o644, config.as_bytes())?;
@@ -283,7 +286,9 @@ mod tests {
         assert_eq!(inner["etc/ssl/certs/ca-certificates.crt"].1, b"authorities");
         assert!(inner.contains_key("opt/opensandbox") && inner["etc/passwd"].1.is_empty());
         let without = archive("a:b", b"", b"program").unwrap();
-        assert!(!entries(&entries(&without)["layer.tar"].1).contains_key("etc/ssl/certs/ca-certificates.crt"));
+        assert!(
+            !entries(&entries(&without)["layer.tar"].1).contains_key("etc/ssl/certs/ca-certificates.crt")
+        );
     }
 
     #[test]
@@ -305,7 +310,8 @@ mod tests {
     fn only_other_images_of_ours_are_old() {
         let current = "sandglass-egress:1";
         assert!(is_old("sandglass-egress:2", current));
-        for kept in [current, "sandglass-egress2:1", "busybox:1", "mine/sandglass-egress:2", "<none>:<none>"] {
+        for kept in [current, "sandglass-egress2:1", "busybox:1", "mine/sandglass-egress:2", "<none>:<none>"]
+        {
             assert!(!is_old(kept, current), "{kept}");
         }
     }

@@ -123,7 +123,10 @@ async fn the_enforcers_image_is_made_again_after_somebody_removed_it_and_old_one
 }
 
 /// The next observation of a box that has ended.
-async fn end_of(events: &mut (impl futures_util::Stream<Item = RuntimeEvent> + Unpin), id: SandboxId) -> Observation {
+async fn end_of(
+    events: &mut (impl futures_util::Stream<Item = RuntimeEvent> + Unpin),
+    id: SandboxId,
+) -> Observation {
     let told = async {
         loop {
             match events.next().await.unwrap() {
@@ -184,7 +187,12 @@ async fn an_enforcer_that_was_started_again_does_not_guard_the_box() {
     let (first, second) = (sidecar::container_name(restarted.id), sidecar::container_name(removed.id));
     let mut events = bench.runtime.watch();
     let again = RestartContainerOptions { t: Some(0), ..RestartContainerOptions::default() };
-    bench.shared().client.call(|d| async move { d.restart_container(&first, Some(again)).await }).await.unwrap();
+    bench
+        .shared()
+        .client
+        .call(|d| async move { d.restart_container(&first, Some(again)).await })
+        .await
+        .unwrap();
     let ended = end_of(&mut events, restarted.id).await;
     lost_because(&ended);
     bench.shared().remove_container(&second).await.unwrap();

@@ -241,9 +241,7 @@ impl Shared {
     ) -> Result<SocketAddr, RuntimeError> {
         let host = match self.config.engine.remote_host() {
             Some(host) => host.to_owned(),
-            None => {
-                local_host(self.config.host_ip.as_deref().filter(|_| is_in_container()), published_on)
-            }
+            None => local_host(self.config.host_ip.as_deref().filter(|_| is_in_container()), published_on),
         };
         let found = tokio::net::lookup_host((host.as_str(), port)).await;
         let first = found.ok().and_then(|mut addresses| addresses.next());
@@ -424,8 +422,7 @@ mod tests {
 
     #[test]
     fn our_own_enforcer_has_only_what_it_needs() {
-        let mut host =
-            HostConfig { cap_add: Some(vec!["NET_ADMIN".to_owned()]), ..HostConfig::default() };
+        let mut host = HostConfig { cap_add: Some(vec!["NET_ADMIN".to_owned()]), ..HostConfig::default() };
         limit(&mut host, &config().egress);
         assert_eq!((host.memory, host.pids_limit), (None, None));
         confine(&mut host);

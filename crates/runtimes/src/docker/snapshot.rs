@@ -199,7 +199,12 @@ mod tests {
         labels.insert("maintainer".into(), "somebody".into());
         let source = ContainerConfig {
             labels: Some(labels.clone()),
-            env: Some(vec!["A=b=c".into(), "EXECD_ACCESS_TOKEN=secret".into(), "NAKED".into(), format!("{}=true", SECRETS[2])]),
+            env: Some(vec![
+                "A=b=c".into(),
+                "EXECD_ACCESS_TOKEN=secret".into(),
+                "NAKED".into(),
+                format!("{}=true", SECRETS[2]),
+            ]),
             entrypoint: Some(vec!["/opt/opensandbox/execd".into(), "--init".into(), "--".into()]),
             cmd: Some(vec!["sleep".into(), "9".into()]),
             user: Some("1000".into()),
@@ -210,7 +215,10 @@ mod tests {
         labels.extend(image.labels.unwrap());
         labels.retain(|_, value| !value.is_empty());
         assert_eq!(labels, HashMap::from([("maintainer".to_owned(), "somebody".to_owned())]));
-        assert_eq!(image.env.unwrap(), ["A=b=c", "EXECD_ACCESS_TOKEN=", "NAKED", &format!("{}=", SECRETS[2])]);
+        assert_eq!(
+            image.env.unwrap(),
+            ["A=b=c", "EXECD_ACCESS_TOKEN=", "NAKED", &format!("{}=", SECRETS[2])]
+        );
         assert_eq!(
             (image.entrypoint.unwrap().len(), image.cmd.unwrap()),
             (0, vec!["sleep".into(), "9".into()])

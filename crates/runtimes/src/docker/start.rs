@@ -97,7 +97,8 @@ impl Shared {
         if spec.egress.is_some() {
             self.admit_enforcer().await?;
             if spec.platform.as_ref().is_some_and(windows::is_windows) {
-                let message = "a network policy cannot be enforced in a Windows sandbox, which makes its own network";
+                let message =
+                    "a network policy cannot be enforced in a Windows sandbox, which makes its own network";
                 return Err(invalid("network", message));
             }
             if self.config.secure_runtime.as_deref().is_some_and(|name| name.contains("runsc")) {

@@ -316,7 +316,8 @@ impl Shared {
         }
         if action == "oom" {
             let at = at(event).unwrap_or_else(|| SystemClock.now());
-            let event = |kind: &str, message: &str| BoxEvent { at, kind: kind.into(), message: message.into() };
+            let event =
+                |kind: &str, message: &str| BoxEvent { at, kind: kind.into(), message: message.into() };
             let _ = tell.send(match sidecar {
                 None => RuntimeEvent::Happened(
                     id,

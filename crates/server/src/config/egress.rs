@@ -58,7 +58,12 @@ impl EgressConfig {
             &mut self.image,
             "Image of another enforcer, run as the sidecar of sandboxes with a policy; unset: Sandglass's own (Docker).",
         );
-        section.key("mode", Words::new(), &mut self.mode, "How `image` enforces policies. The own enforcer always does `dns+nft`.");
+        section.key(
+            "mode",
+            Words::new(),
+            &mut self.mode,
+            "How `image` enforces policies. The own enforcer always does `dns+nft`.",
+        );
         section.key(
             "disable_ipv6",
             Flag,

@@ -42,7 +42,9 @@ pub(super) fn check(
         }
     }
     if credential_proxy && policies.has_image && policies.mode != EgressMode::DnsNft {
-        return refused("credentialProxy with egress.image needs egress.mode = \"dns+nft\" in the server's configuration");
+        return refused(
+            "credentialProxy with egress.image needs egress.mode = \"dns+nft\" in the server's configuration",
+        );
     }
     if policies.gvisor {
         return refused("networkPolicy cannot be enforced in sandboxes that run on gVisor");
