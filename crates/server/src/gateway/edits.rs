@@ -58,7 +58,7 @@ pub(super) fn request(
         _ if application.port() != AGENT_PORT => remove.push(AGENT_TOKEN),
         _ => {}
     }
-    HeaderEdits { remove, remove_prefixes: &[], set }
+    HeaderEdits { remove, set, ..HeaderEdits::default() }
 }
 
 /// Who has forwarded the request so far, and then who sent it here.

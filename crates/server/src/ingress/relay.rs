@@ -11,7 +11,6 @@ use http::header::SEC_WEBSOCKET_KEY;
 use http::{HeaderMap, Method, StatusCode, Uri};
 use sandglass_proxy::{Counts, Forwarder, ResponseBody, requested_upgrade};
 
-use super::ACCESS_RENEW;
 use super::access::{AccessRules, Grounds};
 use super::carrier::{Carrier, Ride, Way};
 use super::edits::{self, Observed};
@@ -21,6 +20,7 @@ use super::route::Route;
 use super::wake::Wakes;
 use super::ways::Need;
 use super::websocket::{Close, Handshake};
+use super::ACCESS_RENEW;
 use crate::telemetry::metrics::Proxied;
 
 /// What the configuration says about the ingress.
