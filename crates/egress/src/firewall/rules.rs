@@ -214,7 +214,6 @@ impl Ruleset<'_> {
         for protocol in [ICMP, ICMPV6] {
             add(accept(Rule::new().protocol(protocol).state(state::RELATED)));
         }
-        add(accept(Rule::new().state(state::ESTABLISHED).has_any(Field::ConnectionMark, OPEN)));
         let Some(plan) = self.plan else {
             add(drop(Rule::new()));
             return rules;
@@ -335,6 +334,16 @@ pub(super) fn settle(chain: &'static str) -> [Placed; 2] {
         (chain, accept(said(MARK_OPEN).set_connection_mark(OPEN).set_mark(0))),
         (chain, said(MARK_REFUSE).set_mark(0).reject(Reject::TcpReset)),
     ]
+}
+
+/// Most packets belong to connections that were decided about long ago.
+pub(super) fn let_through() -> Rule {
+    accept(Rule::new().state(state::ESTABLISHED).has_any(Field::ConnectionMark, OPEN))
+}
+
+/// IPv4 with options is lost: some of them name another destination.
+pub(super) fn without_options(rule: Rule) -> Rule {
+    drop(rule.ipv4().is_not_masked(Field::Network { offset: 0, length: 1 }, &[0x0f], &[5]))
 }
 
 /// The first packet of a TCP connection and no other.
