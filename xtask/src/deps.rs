@@ -17,6 +17,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sandglass-images", &[]),
     ("sandglass-shim", &["sandglass-netlink"]),
     ("sandglass-proxy", &[]),
+    ("sandglass-ingress", &[]),
     ("sandglass-netlink", &[]),
     ("sandglass-egress", &["sandglass-netlink", "sandglass-proxy"]),
     ("sandglass-runtimes", &["sandglass-sandbox", "sandglass-images", "sandglass-shim"]),
@@ -26,6 +27,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "sandglass-api",
             "sandglass-images",
+            "sandglass-ingress",
             "sandglass-proxy",
             "sandglass-runtimes",
             "sandglass-sandbox",

@@ -6,12 +6,20 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::crypto::ring;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::timeout;
 
 use crate::dns::upstream::Upstreams;
 
 const TIME_TO_CONNECT: Duration = Duration::from_secs(5);
+
+/// Below the kernel's usual range for clients, which begins at 32768.
+const FIRST_OWN: u16 = 16_384;
+const LAST_OWN: u16 = 32_767;
+
+/// Ports that are tried before the kernel chooses one.
+const TRIES: usize = 16;
 
 /// How our packets are told from the sandbox's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,12 +53,27 @@ impl Mark {
 
     /// A socket of a random port that takes packets from this address only.
     pub async fn udp(self, address: SocketAddr) -> io::Result<UdpSocket> {
-        let any: SocketAddr = if address.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 16], 0).into() };
-        let socket = UdpSocket::bind(any).await?;
+        let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+        let socket = own_port(any).await?;
         self.put(&socket)?;
         socket.connect(address).await?;
         Ok(socket)
     }
+}
+
+/// Where both share an address, the kernel takes a question of ours and one of the sandbox's between the same ports for one connection, and
+/// treats the second like the first. So ours are not from the range that the kernel gives to clients.
+async fn own_port(address: IpAddr) -> io::Result<UdpSocket> {
+    for _ in 0..TRIES {
+        let mut bytes = [0; 2];
+        ring::default_provider().secure_random.fill(&mut bytes).map_err(|_| io::Error::other("no random numbers"))?;
+        let port = FIRST_OWN + u16::from_ne_bytes(bytes) % (LAST_OWN - FIRST_OWN + 1);
+        match UdpSocket::bind((address, port)).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            other => return other,
+        }
+    }
+    UdpSocket::bind((address, 0)).await
 }
 
 /// Connects to hosts by name.

@@ -1,17 +1,21 @@
 //! The parent process: holds what must survive the worker, and starts the worker again when it dies.
 //!
 //! Does nothing else, so that there is nothing in it to fail. The kernel's rules are not its business: they stay whatever dies.
+//! Invariant: where the sandbox shares our network, it never gets the control API's port, and so never hears what is for the worker.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::net::TcpListener;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
+use crate::control::server;
 use crate::diagnostics::tell;
-use crate::settings::Level;
+use crate::firewall::Placement;
+use crate::settings::{Level, Settings};
 use crate::state::State;
 
 /// Exit code of a worker that cannot work with its settings; there is no use in starting it again.
@@ -19,6 +23,12 @@ pub const REFUSED: i32 = 78;
 
 /// The descriptor under which the worker finds the state.
 pub const STATE: i32 = 3;
+
+/// The descriptor under which it finds the socket of the control API, if there is one already.
+pub const CONTROL: i32 = 4;
+
+/// What is handed down is held above this, so that handing one down never closes another.
+const ABOVE: RawFd = 10;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -42,13 +52,18 @@ pub fn run() -> i32 {
 fn supervise() -> io::Result<i32> {
     let signals = Signals::block()?;
     let state = State::create()?;
+    let memory = above(state.as_fd())?;
+    let control = hold()?;
+    let control = control.as_ref().map(|socket| above(socket.as_fd())).transpose()?;
+    let mut handed = vec![(memory, STATE)];
+    handed.extend(control.map(|socket| (socket, CONTROL)));
     let mut pause = Duration::ZERO;
     loop {
         if pause > Duration::ZERO && signals.ends_within(pause) {
             return Ok(0);
         }
         let started = Instant::now();
-        match start(&state, &signals) {
+        match start(&handed, &signals) {
             Ok(worker) => match watch(&worker, &signals)? {
                 Ended::Asked => return Ok(0),
                 Ended::Code(REFUSED) => return Ok(REFUSED),
@@ -73,21 +88,31 @@ fn next_pause(last: Duration, lived: Duration) -> Duration {
     }
 }
 
-fn start(state: &State, signals: &Signals) -> io::Result<Child> {
+/// The socket of the control API where the sandbox could take its port while there is no worker. A worker refuses wrong settings.
+fn hold() -> io::Result<Option<TcpListener>> {
+    let settings = Settings::read(&|name| std::env::var(name).ok()).map(|(settings, _)| settings);
+    match settings {
+        Ok(Settings { placement: Placement::Shared { .. }, api, .. }) => server::bind(api).map(Some),
+        Ok(_) | Err(_) => Ok(None),
+    }
+}
+
+fn above(descriptor: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(descriptor, ABOVE)?)
+}
+
+fn start(handed: &[(OwnedFd, RawFd)], signals: &Signals) -> io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("sandglass-egress").arg("worker");
-    let (memory, mask) = (state.as_fd().as_raw_fd(), signals.before);
+    let handed: Vec<_> = handed.iter().map(|(held, number)| (held.as_raw_fd(), *number)).collect();
+    let mask = signals.before;
     let prepare = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // SAFETY: both arguments are plain values; dup2 clears the flag that closes it at exec, unless both are the same.
-        let done = unsafe {
-            match memory {
-                STATE => libc::fcntl(STATE, libc::F_SETFD, 0),
-                _ => libc::dup2(memory, STATE),
+        for (held, number) in &handed {
+            // SAFETY: both arguments are plain values; dup2 clears the flag that closes it at exec, because they differ.
+            if unsafe { libc::dup2(*held, *number) } < 0 {
+                return Err(io::Error::last_os_error());
             }
-        };
-        if done < 0 {
-            return Err(io::Error::last_os_error());
         }
         // SAFETY: the mask is a value of its own; only this thread exists in the child.
         match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut()) } {

@@ -8,6 +8,7 @@ mod sockets;
 
 use std::future::Future;
 use std::io;
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -68,6 +69,7 @@ fn other<E: std::error::Error + Send + Sync + 'static>(what: &'static str) -> im
 
 /// Works until it is asked to end. Returns the exit code.
 pub fn run() -> i32 {
+    let control = server::inherited(supervisor::CONTROL);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -75,7 +77,7 @@ pub fn run() -> i32 {
             return 1;
         }
     };
-    match runtime.block_on(work()) {
+    match runtime.block_on(work(control)) {
         Ok(()) => 0,
         Err(problem) => {
             tell(Level::Error, &problem);
@@ -87,7 +89,7 @@ pub fn run() -> i32 {
     }
 }
 
-async fn work() -> Result<(), Failed> {
+async fn work(control: Option<TcpListener>) -> Result<(), Failed> {
     let mut terminated = signal(SignalKind::terminate()).map_err(step("wait for signals"))?;
     let mut interrupted = signal(SignalKind::interrupt()).map_err(step("wait for signals"))?;
     let (settings, warnings) = Settings::read(&|name| std::env::var(name).ok())?;
@@ -97,7 +99,7 @@ async fn work() -> Result<(), Failed> {
     }
     raise_descriptors();
     let mut tasks = Tasks::default();
-    start(&settings, &mut tasks).await?;
+    start(&settings, control, &mut tasks).await?;
     tokio::select! {
         ended = tasks.0.join_next() => Err(match ended {
             Some(Ok(problem)) => Failed::Part(problem),
@@ -156,7 +158,7 @@ struct Ground {
     had_predecessor: bool,
 }
 
-async fn start(settings: &Settings, tasks: &mut Tasks) -> Result<(), Failed> {
+async fn start(settings: &Settings, held: Option<TcpListener>, tasks: &mut Tasks) -> Result<(), Failed> {
     let ports = Ports { gate: settings.intercept.port, control: settings.api.port(), ..Ports::default() };
     // Before anything else: from here on nothing leaves that was not let through.
     let firewall = Firewall::open(settings.placement.clone(), ports).map_err(step("close the firewall"))?;
@@ -192,7 +194,8 @@ async fn start(settings: &Settings, tasks: &mut Tasks) -> Result<(), Failed> {
         vault: Box::new(routes),
         health: health.clone(),
     };
-    let listener = server::listen(settings.api).await.map_err(step("listen for the control API"))?;
+    let bound = held.map_or_else(|| server::bind(settings.api), Ok);
+    let listener = bound.and_then(server::listening).map_err(step("listen for the control API"))?;
     tasks.add("the control API", server::serve(listener, Arc::new(control)));
 
     plane

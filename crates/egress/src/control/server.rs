@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,13 +37,31 @@ const LOCAL_CONNECTIONS: usize = 64;
 const OTHER_CONNECTIONS: usize = 64;
 
 /// Binds the address; where there is no IPv6 at all, its IPv4 counterpart.
-pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    match TcpListener::bind(address).await {
+pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    match std::net::TcpListener::bind(address) {
         Err(error) if address.ip().is_unspecified() && error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
-            TcpListener::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port())).await
+            std::net::TcpListener::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()))
         }
         other => other,
     }
+}
+
+/// The socket that was handed down under this number, if one was. To be called before anything is opened.
+pub fn inherited(number: RawFd) -> Option<std::net::TcpListener> {
+    // SAFETY: the number is only looked at; nothing is owned before it is known to be a listening socket.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+    if !rustix::net::sockopt::socket_acceptconn(borrowed).unwrap_or(false) {
+        return None;
+    }
+    rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC).ok()?;
+    // SAFETY: the supervisor leaves this descriptor to us, and nothing else has been opened in this process.
+    Some(unsafe { OwnedFd::from_raw_fd(number) }.into())
+}
+
+/// Makes it one of the runtime's.
+pub fn listening(socket: std::net::TcpListener) -> io::Result<TcpListener> {
+    socket.set_nonblocking(true)?;
+    TcpListener::from_std(socket)
 }
 
 /// Accepts until it is dropped; the connections end with it.
@@ -100,4 +119,21 @@ async fn respond(request: http::Request<Incoming>, peer: IpAddr, control: &Contr
     let path = head.uri.path().to_owned();
     let request = Request { method: head.method, path, headers: head.headers, body, peer };
     control.answer(&request).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsRawFd, IntoRawFd};
+
+    use super::*;
+
+    #[test]
+    fn only_a_listening_socket_is_taken_over() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(inherited(file.as_raw_fd()).is_none());
+        let bound = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = bound.local_addr().unwrap();
+        let taken = inherited(bound.into_raw_fd()).unwrap();
+        assert_eq!(taken.local_addr().unwrap(), address);
+    }
 }

@@ -154,6 +154,19 @@ fn names_do_not_lead_inside_of_a_shared_network() {
     names_do_not_lead_inside(Place::Shared);
 }
 
+#[test]
+fn every_question_is_answered_though_both_ask_the_same_resolver() {
+    let stage = Stage::new(Place::Shared);
+    let _world = World::start(&stage.world);
+    let home = Home::new(SOME);
+    let _program = Program::start(&stage, &home);
+    stage.sandbox.within(|| {
+        for _ in 0..600 {
+            assert_eq!(resolve("good.test"), [GOOD]);
+        }
+    });
+}
+
 fn denied_names_are_denied_where_all_else_is_allowed(place: Place) {
     let stage = Stage::new(place);
     let world = World::start(&stage.world);

@@ -161,12 +161,15 @@ authorization = "Basic hunter2"
 ca_secret_name = "ca"
 [ingress]
 mode = "gateway"
+listen = "[::1]:28888"
+key = "hunter2"
 [ingress.gateway]
 address = "gw.example.com:8443"
 route.mode = "header"
 [ingress.secure_access]
 active_key = "a"
 keys = [{ key_id = "a", key = "aHVudGVyMg" }]
+signature = "short"
 [secure_runtime]
 type = "kata"
 docker_runtime = "kata-runtime"
