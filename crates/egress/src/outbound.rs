@@ -66,7 +66,10 @@ impl Mark {
 async fn own_port(address: IpAddr) -> io::Result<UdpSocket> {
     for _ in 0..TRIES {
         let mut bytes = [0; 2];
-        ring::default_provider().secure_random.fill(&mut bytes).map_err(|_| io::Error::other("no random numbers"))?;
+        ring::default_provider()
+            .secure_random
+            .fill(&mut bytes)
+            .map_err(|_| io::Error::other("no random numbers"))?;
         let port = FIRST_OWN + u16::from_ne_bytes(bytes) % (LAST_OWN - FIRST_OWN + 1);
         match UdpSocket::bind((address, port)).await {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}

@@ -59,9 +59,7 @@ pub fn add_veth(near: &End<'_>, far: &End<'_>, there: Namespace<'_>, mtu: u32) -
     let message = Message::new(NEWLINK, ACK | CREATE | EXCLUSIVE, &link_header(0, 0, 0));
     end(message, near).nest(libc::IFLA_LINKINFO, |info| {
         info.string(INFO_KIND, "veth").nest(INFO_DATA, |data| {
-            data.nest(VETH_PEER, |peer| {
-                end(peer.raw(&link_header(0, 0, 0)), far).native(kind, namespace)
-            })
+            data.nest(VETH_PEER, |peer| end(peer.raw(&link_header(0, 0, 0)), far).native(kind, namespace))
         })
     })
 }
