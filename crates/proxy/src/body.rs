@@ -39,7 +39,10 @@ pub(crate) enum Length {
 #[derive(Debug)]
 enum State {
     /// All of it came with the head.
-    Whole { body: Bytes, _active: Active },
+    Whole {
+        body: Bytes,
+        _active: Active,
+    },
     Streaming(Box<Streaming>),
     /// Told with the next poll: whoever sends the body throws away what it has not sent when it hears of an error.
     Failing(BodyError),

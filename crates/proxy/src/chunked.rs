@@ -159,7 +159,8 @@ mod tests {
 
     #[test]
     fn whole_bodies_are_put_together() {
-        let text = b"5\r\nhello\r\n6;a=\"b\"\r\n world\r\n00A \r\n0123456789\r\n0\r\nx-sum: 1\r\nX-Sum: 2\r\n\r\n";
+        let text =
+            b"5\r\nhello\r\n6;a=\"b\"\r\n world\r\n00A \r\n0123456789\r\n0\r\nx-sum: 1\r\nX-Sum: 2\r\n\r\n";
         for step in [1, 2, 3, 7, 1000] {
             let (body, trailers, whole) = decode(text, step).unwrap();
             assert_eq!(body, b"hello world0123456789");

@@ -100,7 +100,8 @@ impl Exchange {
         let (parts, body) = request.into_parts();
         let framing = framing(&parts.headers, &body);
         let has_body = !body.is_end_stream();
-        let expects_continue = has_body && parts.version >= Version::HTTP_11 && expects_continue(&parts.headers);
+        let expects_continue =
+            has_body && parts.version >= Version::HTTP_11 && expects_continue(&parts.headers);
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
         let asked = Asked {
             method: &parts.method,
@@ -234,7 +235,9 @@ impl Exchange {
             }
             match self.connection.wire.poll_fill(cx) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(0)) => return Poll::Ready(Err(self.closed(io::ErrorKind::UnexpectedEof.into()))),
+                Poll::Ready(Ok(0)) => {
+                    return Poll::Ready(Err(self.closed(io::ErrorKind::UnexpectedEof.into())));
+                }
                 Poll::Ready(Ok(_)) => self.moved = Instant::now(),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(self.closed(error))),
             }

@@ -229,8 +229,9 @@ impl Seen {
     fn of(fields: &[httparse::Header<'_>], modern: bool) -> Result<Self, InvalidHead> {
         let is = |field: &httparse::Header<'_>, name: &str| field.name.eq_ignore_ascii_case(name);
         let connection = || fields.iter().filter(|field| is(field, "connection")).map(|field| field.value);
-        let says =
-            |token: &[u8]| headers::named_by_connection(connection()).any(|name| name.eq_ignore_ascii_case(token));
+        let says = |token: &[u8]| {
+            headers::named_by_connection(connection()).any(|name| name.eq_ignore_ascii_case(token))
+        };
         let mut seen = Self {
             length: None,
             coded: false,

@@ -62,7 +62,12 @@ where
 }
 
 /// Everything after the 101, which `first` is the beginning of.
-async fn carry(client: OnUpgrade, (stream, first): (TcpStream, Bytes), cut: CancellationToken, relay: Active) {
+async fn carry(
+    client: OnUpgrade,
+    (stream, first): (TcpStream, Bytes),
+    cut: CancellationToken,
+    relay: Active,
+) {
     let both = async {
         let client = client.await.map_err(std::io::Error::other)?;
         tunnel::run(client, stream, first).await

@@ -46,8 +46,7 @@ impl Wire {
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         self.unread.reserve(self.room);
         let offered = self.unread.capacity() - self.unread.len();
-        let count =
-            ready!(tokio_util::io::poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.unread))?;
+        let count = ready!(tokio_util::io::poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.unread))?;
         if count == offered {
             self.room = (self.room * 2).min(READ_MOST);
         } else if count < self.room / 4 {
@@ -114,7 +113,8 @@ impl Wire {
 
     /// Whether the backend has neither closed nor said anything that nobody asked for.
     pub(crate) fn is_quiet(&self) -> bool {
-        let silent = matches!(self.stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        let silent =
+            matches!(self.stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
         silent && self.unread.is_empty() && self.queued == 0
     }
 

@@ -129,7 +129,19 @@ impl Prepared {
             .map_err(|source| StartError::Listen { address: address.to_string(), source })?;
         info!(%address, sandboxes = engine.index().len(), "listening");
         let drain = config.server.graceful_shutdown;
-        Ok(Server { address, engine, store, runtime, ingress, serving, gateway, stop, renewals, exporter, drain })
+        Ok(Server {
+            address,
+            engine,
+            store,
+            runtime,
+            ingress,
+            serving,
+            gateway,
+            stop,
+            renewals,
+            exporter,
+            drain,
+        })
     }
 }
 

@@ -127,7 +127,8 @@ async fn a_body_that_waits_to_be_asked_for_is_asked_for_by_the_backend() {
     let front = front(&Forwarder::new(Limits::default()), target).await;
     for (path, first) in [("/no", "HTTP/1.1 417"), ("/yes", "HTTP/1.1 100")] {
         let mut client = TcpStream::connect(front).await.unwrap();
-        let head = format!("POST {path} HTTP/1.1\r\nhost: f\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n");
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: f\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n");
         client.write_all(head.as_bytes()).await.unwrap();
         let got = String::from_utf8(read_head(&mut client).await).unwrap();
         assert!(got.starts_with(first), "{got}");

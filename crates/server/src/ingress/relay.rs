@@ -11,6 +11,7 @@ use http::header::SEC_WEBSOCKET_KEY;
 use http::{HeaderMap, Method, StatusCode, Uri};
 use sandglass_proxy::{Counts, Forwarder, ResponseBody, requested_upgrade};
 
+use super::ACCESS_RENEW;
 use super::access::{AccessRules, Grounds};
 use super::carrier::{Carrier, Ride, Way};
 use super::edits::{self, Observed};
@@ -20,7 +21,6 @@ use super::route::Route;
 use super::wake::Wakes;
 use super::ways::Need;
 use super::websocket::{Close, Handshake};
-use super::ACCESS_RENEW;
 use crate::telemetry::metrics::Proxied;
 
 /// What the configuration says about the ingress.
@@ -161,7 +161,8 @@ impl Shared {
         let need = if requested_upgrade(request.headers()).is_some() { Need::Own } else { Need::Shared };
         let ride = self.carrier.connect(target, application, need).await?;
         let observed = Observed::of(request.headers(), request.extensions());
-        let edits = edits::request(request.headers(), &observed, (target, grounds), (application, ride.way()));
+        let edits =
+            edits::request(request.headers(), &observed, (target, grounds), (application, ride.way()));
         let to = match ride.way() {
             Way::Direct => route.direct(query)?,
             Way::Agent => route.through_agent(query)?,
