@@ -91,7 +91,7 @@ def test_tls_speaks_http_2_and_1_and_tells_browsers_to_stay(secured):
     )
     assert refused.returncode == 35
     headers = secured.curl("-D", "-", "-o", "/dev/null", f"{secured.url}/health").lower()
-    assert "strict-transport-security: max-age=60\r\n" in headers
+    assert "strict-transport-security: max-age=60\n" in headers
     ready = json.loads(secured.curl(f"{secured.url}/readyz"))
     assert ready["checks"]["certificate"] == "ok"
 
@@ -147,9 +147,7 @@ def test_programs_are_told_how_the_client_came(secured):
         url = f"{secured.url}/v1/sandboxes/{box.id}/proxy/{port}/"
         for version in ["--http2", "--http1.1"]:
             said = secured.curl(version, "-H", f"{KEY}: {secured.key}", "-H", "Cookie: a=1; b=2", "--data", "hello", url).lower()
-            assert f"x-forwarded-proto: https\nx-forwarded-host: {secured.domain}".replace("\n", "\r\n") in said or (
-                "x-forwarded-proto: https" in said and f"x-forwarded-host: {secured.domain}" in said
-            )
+            assert "x-forwarded-proto: https\n" in said and f"x-forwarded-host: {secured.domain}\n" in said
             assert "cookie: a=1; b=2" in said and said.endswith("hello")
             assert said.count("host: ") == 2
         box.kill()

@@ -125,10 +125,10 @@ async fn program(address: IpAddr) -> u16 {
             let _ = socket.send(message).await;
         }
     };
-    let answer = move |upgrade: Option<WebSocketUpgrade>| async move {
+    let answer = move |upgrade: Result<WebSocketUpgrade, ws::rejection::WebSocketUpgradeRejection>| async move {
         match upgrade {
-            Some(upgrade) => upgrade.protocols(["chat"]).on_upgrade(talk),
-            None => axum::response::IntoResponse::into_response("awake"),
+            Ok(upgrade) => upgrade.protocols(["chat"]).on_upgrade(talk),
+            Err(_) => axum::response::IntoResponse::into_response("awake"),
         }
     };
     let app = Router::new().fallback(any(answer));

@@ -133,7 +133,12 @@ impl Wire {
         }
         let within_body = self.inspector.want(&self.unread) == Want::Body;
         self.unread.reserve(if within_body { BODY_PIECE } else { HEAD_PIECE });
-        poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.unread)
+        let read = poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.unread);
+        if read.is_pending() && self.unread.is_empty() {
+            // A connection that waits keeps no memory for what may come.
+            self.unread = BytesMut::new();
+        }
+        read
     }
 
     fn hand_out(&mut self, out: &mut ReadBuf<'_>) {
