@@ -145,6 +145,9 @@ def test_what_is_allowed_gets_out_and_the_rest_fails_fast(create, api, world):
     print(f"five refusals in {time.monotonic() - begun:.2f} s")
     told = wait_for(lambda: events(api, sandbox, "egress.denied"))
     assert any("other.test" in line for line in told), told
+    stream = api.get(f"/v1/sandboxes/{sandbox.id}/events", params={"types": "egress"}).json()["items"]
+    assert {event["type"] for event in stream} <= {"egress.denied", "egress.noted"}, stream
+    assert any("other.test" in event["data"]["message"] for event in stream), stream
     assert all(request["at"] == NAMES["allowed.test"] for request in world.requests())
 
 
