@@ -27,6 +27,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("mmdebstrap", "mmdebstrap"),
     ("htpasswd", "apache2-utils"),
     ("gcc", "gcc"),
+    ("nginx", "nginx-light"),
     ("node", "nodejs"),
     ("npm", "npm"),
     ("python3", "python3"),

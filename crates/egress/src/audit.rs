@@ -1,5 +1,9 @@
 //! What is told about denials and injections: one line of JSON each on standard output, never a secret.
 
+pub mod limit;
+pub mod output;
+pub mod webhook;
+
 use std::net::IpAddr;
 
 use serde::Serialize;

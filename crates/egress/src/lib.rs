@@ -5,4 +5,21 @@
 //! only what somebody alive has admitted.
 
 pub mod audit;
+pub mod control;
+mod diagnostics;
+pub mod dns;
+pub mod enforcer;
+pub mod firewall;
+pub mod inspect;
+pub mod intercept;
+pub mod outbound;
+pub mod plane;
 pub mod policy;
+#[cfg(test)]
+mod rehearsal;
+pub mod resolved;
+pub mod settings;
+pub mod state;
+pub mod supervisor;
+pub mod vault;
+pub mod worker;

@@ -1,14 +1,31 @@
 //! The policy: rules for names and addresses, and what decides about each.
 
+pub mod always;
+pub mod document;
+pub mod effective;
+pub mod target;
+
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use serde::Serialize;
 
 /// What happens to what matches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Action {
     Allow,
     Deny,
+}
+
+impl Action {
+    /// The word for it in documents and events.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        }
+    }
 }
 
 /// A decision and the rule that made it.
@@ -31,4 +48,10 @@ pub trait Rules: Send + Sync {
 
     /// Every rule for addresses, for those who enforce them in the kernel.
     fn networks(&self) -> Vec<(Action, IpNet)>;
+}
+
+/// What names have led to lately, as the DNS gate has seen it.
+pub trait Resolved: Send + Sync {
+    /// Whether an answer for this name, which was allowed, held this address and has not expired.
+    fn leads_to(&self, name: &str, address: IpAddr) -> bool;
 }

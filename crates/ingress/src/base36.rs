@@ -93,7 +93,20 @@ mod tests {
             assert_eq!(Expiry::at(seconds).as_str(), text);
             assert_eq!(Expiry::parse(text).map(|e| e.seconds()), Some(seconds));
         }
-        for wrong in ["", "00", "01", "Z", "-1", "+1", " 1", "3w5e11264sgsg", "zzzzzzzzzzzzz", "10000000000000", "1_0", "é"] {
+        for wrong in [
+            "",
+            "00",
+            "01",
+            "Z",
+            "-1",
+            "+1",
+            " 1",
+            "3w5e11264sgsg",
+            "zzzzzzzzzzzzz",
+            "10000000000000",
+            "1_0",
+            "é",
+        ] {
             assert_eq!(Expiry::parse(wrong), None, "{wrong}");
         }
         let expiry = Expiry::at(100);

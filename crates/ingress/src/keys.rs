@@ -55,7 +55,9 @@ impl Keys {
     /// When an entry is not a key.
     pub fn parse(list: &str) -> Result<Self, KeyListError> {
         let mut keys = Vec::new();
-        for (index, entry) in list.split(',').map(str::trim).enumerate().filter(|(_, entry)| !entry.is_empty()) {
+        for (index, entry) in
+            list.split(',').map(str::trim).enumerate().filter(|(_, entry)| !entry.is_empty())
+        {
             let position = index + 1;
             // Only the first: the rest is padding.
             let (id, secret) = entry.split_once('=').ok_or(KeyListError::Form(position))?;

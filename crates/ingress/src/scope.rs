@@ -53,7 +53,9 @@ impl Scope {
     /// When it is none.
     pub fn parse(text: &str) -> Result<Self, ScopeError> {
         let fields: Vec<&str> = text.split('.').collect();
-        let ["f1", namespace, sandbox, port, key, mac] = fields[..] else { return Err(ScopeError::Malformed) };
+        let ["f1", namespace, sandbox, port, key, mac] = fields[..] else {
+            return Err(ScopeError::Malformed);
+        };
         let name = |field: &str| named(&String::from_utf8(URL_SAFE_NO_PAD.decode(field).ok()?).ok()?);
         let read = || {
             let mac = URL_SAFE_NO_PAD.decode(mac).ok().filter(|mac| mac.len() == MAC_BYTES)?;
@@ -76,8 +78,8 @@ impl Scope {
 
 impl std::fmt::Display for Scope {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [namespace, sandbox, mac] =
-            [self.namespace.as_bytes(), self.sandbox.as_bytes(), &self.mac].map(|b| URL_SAFE_NO_PAD.encode(b));
+        let [namespace, sandbox, mac] = [self.namespace.as_bytes(), self.sandbox.as_bytes(), &self.mac]
+            .map(|b| URL_SAFE_NO_PAD.encode(b));
         write!(f, "f1.{namespace}.{sandbox}.{}.{}.{mac}", self.port, self.key)
     }
 }
@@ -146,7 +148,9 @@ mod tests {
             assert_eq!(Scope::parse(&wrong), Err(ScopeError::Malformed), "{wrong}");
         }
         let key = Key { id: 'a', secret: vec![1] };
-        for (namespace, sandbox, port) in [("", "a", 1), ("a", "", 1), ("a\n", "b", 1), ("a", "b\u{7f}", 1), ("a", "b", 0)] {
+        for (namespace, sandbox, port) in
+            [("", "a", 1), ("a", "", 1), ("a\n", "b", 1), ("a", "b\u{7f}", 1), ("a", "b", 0)]
+        {
             assert_eq!(Scope::mint(&key, namespace, sandbox, port), None);
         }
     }

@@ -166,7 +166,15 @@ mod tests {
         const ASCII: &str = "c2VjcmV0LWJ5dGVzLTAwMDE=";
         let uuid = "0f8fad5b-d9cb-469f-a165-70867728950e";
         for (secret, id, sandbox, port, expires, b36, signature) in [
-            ("dGVzdC1zZWNyZXQta2V5LTAxMjM0NTY3ODk=", 'k', "sbx-1234", 8080, 1_893_456_000, "vbbc00", "ad9e3286k"),
+            (
+                "dGVzdC1zZWNyZXQta2V5LTAxMjM0NTY3ODk=",
+                'k',
+                "sbx-1234",
+                8080,
+                1_893_456_000,
+                "vbbc00",
+                "ad9e3286k",
+            ),
             (
                 "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
                 'a',
@@ -182,7 +190,11 @@ mod tests {
         ] {
             let key = key(id, secret);
             let signed = Signed::mint(&key, Generation::Short, (sandbox, port), Expiry::at(expires));
-            assert_eq!((signed.expires().as_str(), signed.signature().as_str()), (b36, signature), "{sandbox}");
+            assert_eq!(
+                (signed.expires().as_str(), signed.signature().as_str()),
+                (b36, signature),
+                "{sandbox}"
+            );
             let keys = Keys::new([key]);
             let read = Signed::parse(b36, signature).unwrap();
             assert_eq!(read.verify(&keys, (sandbox, port), expires), Ok(()), "the last second counts");

@@ -60,7 +60,7 @@ fn place(dir: &Path, name: &str, hash: &str, content: &'static [u8]) -> io::Resu
 }
 
 /// Gives the memory back into which a part of this program's own file was read; it is read again should anybody ask for it.
-fn forget_pages(content: &'static [u8]) {
+pub(crate) fn forget_pages(content: &'static [u8]) {
     let page = rustix::param::page_size();
     let start = content.as_ptr().addr().next_multiple_of(page);
     let end = (content.as_ptr().addr() + content.len()) / page * page;

@@ -129,9 +129,24 @@ impl Prepared {
             .map_err(|source| StartError::Listen { address: address.to_string(), source })?;
         info!(%address, sandboxes = engine.index().len(), "listening");
         let drain = config.server.graceful_shutdown;
-        Ok(Server { address, engine, store, runtime, ingress, serving, gateway, stop, renewals, exporter, drain })
+        Ok(Server {
+            address,
+            engine,
+            store,
+            runtime,
+            ingress,
+            serving,
+            gateway,
+            stop,
+            renewals,
+            exporter,
+            drain,
+        })
     }
 }
+
+/// Connections to the port that only redirects.
+const REDIRECTED: usize = 256;
 
 fn open_gateway(
     listener: TcpListener,
@@ -182,7 +197,9 @@ impl Doors {
         };
         if let Some(redirect) = self.redirect {
             let router = listener::redirects(config.server.port);
-            let serving = Serving { router, refuse: malformed::answer, transport: Transport::Plain, limits };
+            let few = Limits { connections: limits.connections.min(REDIRECTED), ..limits };
+            let serving =
+                Serving { router, refuse: malformed::answer, transport: Transport::Plain, limits: few };
             tasks.push(listener::spawn(redirect, serving, stop.clone())?);
         }
         let serving = Serving { router, refuse: malformed::answer, transport, limits };

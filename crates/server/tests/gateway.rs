@@ -4,8 +4,8 @@ use axum::body::BodyDataStream;
 use futures_util::StreamExt;
 use sandglass_server::{
     config::{
-        Config, GatewayConfig, IngressConfig, IngressMode, RouteMode, SecureAccessConfig, SecureAccessKey,
-        Secret, SignatureChoice,
+        Config, GatewayConfig, IngressConfig, IngressMode, RouteMode, Secret, SecureAccessConfig,
+        SecureAccessKey, SignatureChoice,
     },
     tenants::Keyring,
 };

@@ -14,3 +14,4 @@ mod service;
 mod snapshots;
 mod telemetry;
 mod tenants;
+mod wake;

@@ -71,7 +71,8 @@ impl Service {
     /// Another server on the same runtime and store.
     pub async fn restart(&mut self) {
         self.engine.stop().await;
-        (self.engine, self.router) = Self::start(&self.runtime, &self.store, &self.clock, (&self.keys, &self.config)).await;
+        (self.engine, self.router) =
+            Self::start(&self.runtime, &self.store, &self.clock, (&self.keys, &self.config)).await;
     }
 
     async fn send(

@@ -8,6 +8,7 @@ mod attach;
 mod boxes;
 mod control;
 mod disk;
+mod egress;
 mod found_images;
 mod network;
 mod plan;
@@ -28,6 +29,7 @@ use sandglass_shim::Zygote;
 pub use sandglass_shim::host_network::Subnet;
 
 use boxes::Boxes;
+pub use egress::EgressConfig;
 use found_images::FoundImages;
 use network::Network;
 
@@ -52,6 +54,8 @@ pub struct EmbeddedConfig {
     pub expiry_grace: Duration,
     /// Registries (`host[:port]`) spoken to without TLS, besides those on loopback addresses.
     pub insecure_registries: Vec<String>,
+    /// How egress policies are enforced.
+    pub egress: EgressConfig,
 }
 
 /// See the module documentation.

@@ -43,6 +43,9 @@ impl Shared {
             image_id: image.id.as_str().to_owned(),
         };
         let limits = plan.spec.limits;
+        let network = self.network.of_box(id, slot);
+        let egress = plan.spec.egress.as_ref();
+        let egress = egress.map(|egress| self.egress_spec(id, egress, &network, Network::enforcer(slot)));
         Ok(BoxSpec {
             version: shim::SPEC_VERSION,
             id: id.to_string(),
@@ -58,7 +61,8 @@ impl Shared {
                 read_only: false,
                 volumes: plan.spec.volumes.iter().filter_map(bind).collect(),
             },
-            network: Some(self.network.of_box(id, slot)),
+            network: Some(network),
+            egress: egress.transpose()?,
             ids: Network::ids(slot),
             limits: shim::Limits {
                 cpu_millis: limits.cpu_millis,

@@ -162,9 +162,9 @@ impl Rules<'_, '_> {
         self.requests_within_limits("egress.requests", &egress.requests, &egress.limits);
         let Some(proxy) = &egress.upstream_proxy else { return };
         self.require(
-            egress.mode == EgressMode::DnsNft,
+            egress.mode == EgressMode::DnsNft || egress.image.is_none(),
             "egress.mode",
-            "must be \"dns+nft\" when [egress.upstream_proxy] is there",
+            "must be \"dns+nft\" when [egress.upstream_proxy] is there and egress.image names another enforcer",
         );
         let kubernetes = config.runtime.kind == RuntimeKind::Kubernetes;
         self.require(

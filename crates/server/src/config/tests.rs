@@ -392,7 +392,7 @@ fn rules_between_keys() {
         ("[secure_runtime]\ndocker_runtime = \"runsc\"".to_owned(), "secure_runtime.docker_runtime"),
         (format!("{docker}{proxy}ca_secret_name = \"x\""), "egress.upstream_proxy.ca_secret_name"),
         (format!("{kubernetes}{proxy}ca_cert_path = \"/x\""), "egress.upstream_proxy.ca_cert_path"),
-        ("[egress.upstream_proxy]\nurl = \"http://p\"".to_owned(), "egress.mode"),
+        ("[egress]\nimage = \"x\"\n[egress.upstream_proxy]\nurl = \"http://p\"".to_owned(), "egress.mode"),
         ("[egress]\nmode = \"dns+nft\"\n[egress.upstream_proxy]".to_owned(), "egress.upstream_proxy.url"),
         ("[egress]\nrequests.cpu = \"2\"\nlimits.cpu = \"1999m\"".to_owned(), "egress.requests"),
         (format!("{kubernetes}[agent_sandbox]"), "agent_sandbox"),

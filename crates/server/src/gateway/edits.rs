@@ -58,7 +58,7 @@ pub(super) fn request(
         _ if application.port() != AGENT_PORT => remove.push(AGENT_TOKEN),
         _ => {}
     }
-    HeaderEdits { remove, remove_prefixes: &[], set }
+    HeaderEdits { remove, set, ..HeaderEdits::default() }
 }
 
 /// Who has forwarded the request so far, and then who sent it here.
@@ -72,7 +72,8 @@ fn chain(headers: &HeaderMap, extensions: &Extensions) -> Option<Vec<u8>> {
 /// Whom the access log names: the first that has forwarded the request, else the peer.
 pub(super) fn client(headers: &HeaderMap, extensions: &Extensions) -> String {
     let text = |name: HeaderName| headers.get(name)?.to_str().ok()?.split(',').next().map(str::trim);
-    let peer = || extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip().to_canonical().to_string());
+    let peer =
+        || extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip().to_canonical().to_string());
     let named = [FORWARDED_FOR, REAL_IP].into_iter().find_map(|name| text(name).filter(|t| !t.is_empty()));
     named.map(str::to_owned).or_else(peer).unwrap_or_default()
 }

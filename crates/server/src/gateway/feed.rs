@@ -95,7 +95,9 @@ impl Server {
             let mut whole = false;
             let ended = stop.run_until_cancelled(self.read(mirror, &mut whole)).await;
             mirror.lost();
-            let Some(error) = ended.map(|ended| ended.err().unwrap_or(FeedError::Ended)) else { return Ok(()) };
+            let Some(error) = ended.map(|ended| ended.err().unwrap_or(FeedError::Ended)) else {
+                return Ok(());
+            };
             if whole {
                 (pause, told_once, away) = (FIRST_PAUSE, true, false);
             }

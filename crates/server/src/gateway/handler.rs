@@ -220,7 +220,8 @@ impl Shared {
 
 /// The route in a header, else in the host name.
 fn named(uri: &Uri, headers: &HeaderMap) -> Result<Route, Refused> {
-    let header = |name| headers.get(name).and_then(|value| value.to_str().ok()).filter(|text| !text.is_empty());
+    let header =
+        |name| headers.get(name).and_then(|value| value.to_str().ok()).filter(|text| !text.is_empty());
     if let Some(text) = header(INGRESS_TO).or_else(|| header(OLD_INGRESS_TO)) {
         return Ok(Route::from_header(text)?);
     }

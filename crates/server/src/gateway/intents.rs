@@ -61,7 +61,8 @@ impl Intents {
     /// Starts the workers. They end when the last clone is gone and the queue is empty.
     pub(super) fn start(settings: IntentSettings, server: &Server, tasks: &TaskTracker) -> Self {
         let renewable_only = settings.redis.is_none();
-        let sender = Arc::new(Sender { server: server.clone(), redis: settings.redis, idle: Mutex::default() });
+        let sender =
+            Arc::new(Sender { server: server.clone(), redis: settings.redis, idle: Mutex::default() });
         let work = move |message: Message| {
             let sender = sender.clone();
             async move { sender.send(message).await }

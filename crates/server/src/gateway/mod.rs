@@ -18,16 +18,16 @@ mod refused;
 mod serving;
 mod standalone;
 
-pub use audit::{Audit, AuditSettings};
 pub use crate::ingress::Park;
+pub use audit::{Audit, AuditSettings};
 pub use directory::{Directory, InProcess, Used};
 pub use handler::{Gateway, GatewaySettings, RouteFrom, router};
 pub use intents::{IntentSettings, Intents, RedisList};
 pub use mirror::Mirror;
-pub use serving::{Door, GatewayLimits, carrier};
-pub use standalone::{Options, RunError, run};
 pub use reqwest::Url;
 pub use sandglass_ingress::{Generation, Keys};
+pub use serving::{Door, GatewayLimits, carrier};
+pub use standalone::{Options, RunError, run};
 
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,9 @@ use crate::ingress::Refusal;
 /// Why a request does not reach its sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
-    #[error("no route: send the header OpenSandbox-Ingress-To or a Host of the form <sandbox id>-<port>.<domain>")]
+    #[error(
+        "no route: send the header OpenSandbox-Ingress-To or a Host of the form <sandbox id>-<port>.<domain>"
+    )]
     NoRoute,
     #[error(transparent)]
     Route(#[from] RouteError),

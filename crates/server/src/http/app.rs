@@ -300,6 +300,9 @@ fn target(entry: &Entry, inward: Inward) -> Option<Target> {
     let exposure = observed.map_or(Exposure::None, |o| o.exposure);
     let (address, mapped) = inward.way(observed.and_then(|o| o.address), exposure);
     let wakes = entry.wakes();
+    let secure_access = entry.spec().is_some_and(|s| s.secure_access);
+    // What only the server may use is published on this machine alone.
+    let address = if secure_access && mapped.is_some() { Some(Ipv4Addr::LOCALHOST.into()) } else { address };
     let reach = match (entry.status()?.state, address) {
         (State::Pending, address) => Reach::Starting(address),
         (State::Paused, Some(address)) => Reach::Paused(address),
@@ -316,7 +319,7 @@ fn target(entry: &Entry, inward: Inward) -> Option<Target> {
         agent_token: agent_token.to_owned(),
         route_token: route_token.to_owned(),
         egress_token: observed.and_then(|o| o.egress_token.clone()),
-        secure_access: entry.spec().is_some_and(|s| s.secure_access),
+        secure_access,
         wakes,
         renews: extend::extension(entry).is_some(),
         tenant: entry.tenant().map(str::to_owned),

@@ -12,8 +12,8 @@ use axum::{
 use http::{HeaderValue, header::STRICT_TRANSPORT_SECURITY};
 
 use super::{
-    App, diagnostics, docs, events, health, images, ingress, metrics_events, metrics_page, middleware, network_policy,
-    sandboxes, snapshots, unsupported,
+    App, diagnostics, docs, events, health, images, ingress, metrics_events, metrics_page, middleware,
+    network_policy, sandboxes, snapshots, unsupported,
 };
 use crate::ingress::proxy_handler;
 

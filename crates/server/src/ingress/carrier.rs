@@ -11,6 +11,7 @@ use http::{Request, Response, StatusCode, Uri};
 use http_body::Body;
 use sandglass_proxy::{BoxError, Counts, Forwarder, HeaderEdits, Lease, ResponseBody};
 
+use super::EGRESS_PORT;
 use super::lookup::Target;
 use super::refusal::Refusal;
 use super::ways::{self, Need, Ways};
@@ -55,6 +56,10 @@ impl Carrier {
         need: Need,
     ) -> Result<Ride<'_>, Refusal> {
         let (lease, way) = match target.mapped {
+            // What the enforcer is told must never reach a program of the sandbox that listens while it is away.
+            None if application.port() == EGRESS_PORT && target.egress_token.is_some() => {
+                (ways::open(&self.forwarder, application, need).await?, Way::Direct)
+            }
             None => self.ways.connect(&self.forwarder, application, need).await?,
             Some(mapped) => {
                 let (port, way) = mapped.door(application.port());

@@ -51,7 +51,7 @@ pub(super) fn request(
     if let Some(host) = headers.get(HOST) {
         set.push((FORWARDED_HOST, host.clone()));
     }
-    HeaderEdits { remove, remove_prefixes: &["x-forwarded-"], set }
+    HeaderEdits { remove, remove_prefixes: &["x-forwarded-"], set, hide: &OWN_WORDS }
 }
 
 /// How the client reached the server.
@@ -89,15 +89,11 @@ fn nearest_untrusted(headers: &HeaderMap) -> Option<IpAddr> {
     all.iter().rev().find(|address| !address.is_loopback()).or(all.first()).copied()
 }
 
-/// Takes what only the server itself says out of a response.
-pub(super) fn own_words(headers: &mut HeaderMap) {
-    headers.remove(SERVER);
-    headers.remove(REQUEST_ID);
-}
+/// What only the server itself says in a response: names of programs and ids.
+pub(super) static OWN_WORDS: [HeaderName; 2] = [SERVER, REQUEST_ID];
 
-/// The changes to a response: names of programs and ids are the server's own, redirects stay within the sandbox's route.
+/// The changes to a response: redirects stay within the sandbox's route.
 pub(super) fn response(headers: &mut HeaderMap, route: &Route<'_>, eip: Option<&str>) {
-    own_words(headers);
     let Some(location) = headers.get(LOCATION).map(HeaderValue::as_bytes) else { return };
     if location.first() != Some(&b'/') || location.get(1) == Some(&b'/') {
         return;
@@ -229,8 +225,7 @@ mod tests {
             ("/x", "/v1/sandboxes/a/proxy/80", Some("gw.example/base/"), "/base/sandboxes/a/proxy/80/x"),
         ];
         for (location, path, eip, expected) in cases {
-            let mut given =
-                headers(&[("location", location), ("server", "app"), ("x-request-id", "1"), ("etag", "x")]);
+            let mut given = headers(&[("location", location), ("etag", "x")]);
             response(&mut given, &Route::parse(path).unwrap(), eip);
             assert_eq!(given["location"], expected, "{location} under {path}, {eip:?}");
             assert_eq!(given.len(), 2);

@@ -19,7 +19,10 @@ pub struct Minting {
 /// Keys stay out of logs.
 impl fmt::Debug for Minting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Minting").field("address", &self.address).field("mode", &self.mode).finish_non_exhaustive()
+        f.debug_struct("Minting")
+            .field("address", &self.address)
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
     }
 }
 
@@ -135,7 +138,9 @@ mod tests {
                 in_path,
             ] {
                 assert_eq!((route.id.as_str(), route.port), (UUID, 44772));
-                assert!(matches!(&route.proof, Proof::Signed(signed) if signed.expires().seconds() == 4_102_444_800));
+                assert!(
+                    matches!(&route.proof, Proof::Signed(signed) if signed.expires().seconds() == 4_102_444_800)
+                );
             }
         }
     }

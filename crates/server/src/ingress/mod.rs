@@ -26,12 +26,12 @@ pub(crate) use edits::Observed;
 pub use endpoints::{
     Checked, EndpointAnswer, EndpointQuery, Vantage, answer as answer_endpoint, check as check_endpoint,
 };
-pub use minting::Minting;
 pub use lookup::{Lookup, Mapped, Reach, Target};
+pub use minting::Minting;
 pub use policy::PolicyRequest;
 pub use refusal::Refusal;
-pub(crate) use relay::{skips_renewal, wants_awake};
 pub use relay::{IngressSettings, IngressState, proxy_handler};
+pub(crate) use relay::{skips_renewal, wants_awake};
 pub use route::Mount;
 pub(crate) use wake::Wakes;
 pub use wake::{NotWoken, Park, Waking};
@@ -60,5 +60,7 @@ pub const EGRESS_TOKEN: HeaderName = HeaderName::from_static("opensandbox-egress
 /// `skip` keeps a request from extending the sandbox's life.
 pub const ACCESS_RENEW: HeaderName = HeaderName::from_static("opensandbox-access-renew");
 
+#[cfg(test)]
+mod front_tests;
 #[cfg(test)]
 mod tests;

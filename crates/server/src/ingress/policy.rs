@@ -42,7 +42,7 @@ impl IngressState {
         let application = SocketAddr::new(address(target.reach)?, EGRESS_PORT);
         self.used(id);
         let ride = self.connect(target, application, Need::Shared).await?;
-        let mut edits = HeaderEdits { remove: Vec::new(), remove_prefixes: &[], set: Vec::new() };
+        let mut edits = HeaderEdits { hide: &edits::OWN_WORDS, ..HeaderEdits::default() };
         let mut put = |name: HeaderName, value: &str| {
             if let Ok(value) = HeaderValue::from_str(value) {
                 edits.set.push((name, value));
@@ -59,9 +59,7 @@ impl IngressState {
         if !asked.body.is_empty() {
             request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
-        let mut response = ride.exchange(request, to, edits).await?;
-        edits::own_words(response.headers_mut());
-        Ok(response)
+        ride.exchange(request, to, edits).await
     }
 }
 

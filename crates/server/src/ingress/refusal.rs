@@ -51,7 +51,9 @@ pub enum Refusal {
     ExpiresInvalid,
     #[error("`expires` needs signing keys: configure [ingress.secure_access]")]
     ExpiresUnsigned,
-    #[error("`expires` is too late for a host name; ask for an earlier one, or use the route mode \"header\" or \"uri\"")]
+    #[error(
+        "`expires` is too late for a host name; ask for an earlier one, or use the route mode \"header\" or \"uri\""
+    )]
     ExpiresTooLate,
     #[error(
         "the host name of this route would have a label of more than 63 characters; use the route mode \"header\" or \"uri\""

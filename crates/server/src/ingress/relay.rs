@@ -161,7 +161,8 @@ impl Shared {
         let need = if requested_upgrade(request.headers()).is_some() { Need::Own } else { Need::Shared };
         let ride = self.carrier.connect(target, application, need).await?;
         let observed = Observed::of(request.headers(), request.extensions());
-        let edits = edits::request(request.headers(), &observed, (target, grounds), (application, ride.way()));
+        let edits =
+            edits::request(request.headers(), &observed, (target, grounds), (application, ride.way()));
         let to = match ride.way() {
             Way::Direct => route.direct(query)?,
             Way::Agent => route.through_agent(query)?,

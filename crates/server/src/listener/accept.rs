@@ -84,7 +84,7 @@ async fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             }
         };
         let tasks = &shared.tasks;
-        let open = Open { _slot: slot, _counted: tasks.all.token(), cut: tasks.cut.clone() };
+        let open = Open { _slot: slot, _counted: tasks.all.token(), cut: tasks.cut.child_token() };
         let served = connection::serve(shared.clone(), Accepted { stream, peer, open });
         tasks.execute(async move {
             if let Err(error) = served.await {

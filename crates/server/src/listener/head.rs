@@ -200,3 +200,51 @@ pub(super) fn same_host(one: &[u8], other: &[u8]) -> bool {
     };
     bare(one) == bare(other)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_names_or_addresses_with_a_port() {
+        for host in [
+            "a",
+            "a.example:8080",
+            "10.0.0.1:1",
+            "[::1]",
+            "[fe80::1%25eth0]:80",
+            "xn--caf-dma.example",
+            "a_b",
+            "",
+        ] {
+            assert!(is_host(host.as_bytes()), "{host}");
+        }
+        for host in [
+            "a b", "a,b", "a/b", "a?b", "a#b", "user@a", "a:b", "a:99999", ":80", "[::1", "a\\b", "\"",
+            "<a>", "\u{e9}",
+        ] {
+            assert!(!is_host(host.as_bytes()), "{host}");
+        }
+        for (one, other, same) in [
+            ("a", "A", true),
+            ("a:80", "a", true),
+            ("a:443", "A", true),
+            ("a:8080", "a", false),
+            ("a", "b", false),
+            ("a.", "a", false),
+        ] {
+            assert_eq!(same_host(one.as_bytes(), other.as_bytes()), same, "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn what_follows_a_head_is_what_it_says() {
+        let read = |lines: &str| read(format!("POST / HTTP/1.1\r\nHost: a\r\n{lines}\r\n").as_bytes(), 4);
+        let plain = |body| Ok(Framing { body, upgrade: false });
+        assert_eq!(read(""), plain(Body::Sized(0)));
+        assert_eq!(read("content-LENGTH:\t18 \r\n"), plain(Body::Sized(18)));
+        assert_eq!(read("Transfer-Encoding: CHUNKED\r\n"), plain(Body::Chunked));
+        assert_eq!(read("Upgrade: x\r\n"), Ok(Framing { body: Body::Sized(0), upgrade: true }));
+        assert_eq!(read("A: b\r\nA: b\r\nA: b\r\nA: b\r\n"), Err(Malformed::HeadTooLarge));
+    }
+}

@@ -42,6 +42,7 @@ const LINGER_BYTES: usize = 1 << 20;
 pub(super) struct Open {
     pub(super) _slot: OwnedSemaphorePermit,
     pub(super) _counted: TaskTrackerToken,
+    /// Of this connection alone, so that asking costs nobody else anything.
     pub(super) cut: CancellationToken,
 }
 
@@ -60,7 +61,7 @@ pub(super) struct Wire {
     over: bool,
     linger: Option<(Pin<Box<Sleep>>, usize)>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
-    _open: Open,
+    open: Open,
 }
 
 impl Wire {
@@ -84,7 +85,7 @@ impl Wire {
             over: false,
             linger: None,
             cut: Box::pin(open.cut.clone().cancelled_owned()),
-            _open: open,
+            open,
         }
     }
 
@@ -132,7 +133,12 @@ impl Wire {
         }
         let within_body = self.inspector.want(&self.unread) == Want::Body;
         self.unread.reserve(if within_body { BODY_PIECE } else { HEAD_PIECE });
-        poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.unread)
+        let read = poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.unread);
+        if read.is_pending() && self.unread.is_empty() {
+            // A connection that waits keeps no memory for what may come.
+            self.unread = BytesMut::new();
+        }
+        read
     }
 
     fn hand_out(&mut self, out: &mut ReadBuf<'_>) {
@@ -238,7 +244,7 @@ impl AsyncRead for Wire {
 
 impl AsyncWrite for Wire {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.cut.as_mut().poll(cx).is_ready() {
+        if self.open.cut.is_cancelled() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         Pin::new(&mut self.stream).poll_write(cx, bytes)
@@ -267,7 +273,7 @@ impl AsyncWrite for Wire {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.cut.as_mut().poll(cx).is_ready() {
+        if self.open.cut.is_cancelled() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         Pin::new(&mut self.stream).poll_write_vectored(cx, parts)

@@ -281,8 +281,11 @@ fn a_box_whose_directory_was_removed_is_ended_by_its_id() {
 #[test]
 fn a_shim_killed_at_any_moment_of_a_create_leaves_nothing_after_teardown() {
     let stage = stage();
-    for delay_us in [0, 300, 700, 1100, 1600, 2200, 3000, 4000, 6000] {
-        let spec = stage.spec();
+    let early = [0, 300, 700, 1100, 1600, 2200, 3000, 4000, 6000].map(|delay| (delay, false));
+    let with_policy = (0..40).map(|step| (step * 700, true));
+    for (delay_us, policy) in early.into_iter().chain(with_policy) {
+        let mut spec = stage.spec();
+        spec.egress = policy.then(crate::egress::ready);
         let dir = stage.prepare(&spec, &MutableFacts::default());
         let (channel, mut child) = sandglass_shim::create::run(Path::new(SHIM), &dir).unwrap();
         // Executing takes a few milliseconds itself; the lock shows when the create proper begins.
@@ -596,5 +599,7 @@ fn the_doctor_finds_this_machine_fit() {
         assert!(check.ok || !check.required, "{check:?}");
         assert!(check.ok == check.remedy.is_empty());
     }
-    assert!(checks.len() >= 14);
+    assert!(checks.len() >= 15);
+    let policies = checks.iter().find(|check| check.name == "egress policies").unwrap();
+    assert!(policies.ok, "{policies:?}");
 }

@@ -118,7 +118,8 @@ fn duration(text: &str) -> Option<Duration> {
             "ns" => 1e-9,
             _ => return None,
         };
-        total = total.checked_add(Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok()?)?;
+        total =
+            total.checked_add(Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok()?)?;
         if next.is_empty() {
             return Some(total);
         }
@@ -149,7 +150,11 @@ mod tests {
     fn flags_have_one_dash_or_two() {
         for line in ["-port 1 -on", "--port=1 --on=true", "--port 1 -on=1", "-port=2 -port 1 -on=T"] {
             let given = given(line).unwrap();
-            assert_eq!((given.number::<u16>("port").unwrap(), given.switch("on").unwrap()), (1, true), "{line}");
+            assert_eq!(
+                (given.number::<u16>("port").unwrap(), given.switch("on").unwrap()),
+                (1, true),
+                "{line}"
+            );
         }
         let nothing = given("").unwrap();
         assert_eq!((nothing.number::<u16>("port").unwrap(), nothing.switch("on").unwrap()), (28888, false));
@@ -164,7 +169,9 @@ mod tests {
 
     #[test]
     fn durations_are_gos() {
-        for (text, millis) in [("3s", 3000), ("50ms", 50), ("1m30s", 90_000), ("1.5s", 1500), ("0", 0), ("0s", 0)] {
+        for (text, millis) in
+            [("3s", 3000), ("50ms", 50), ("1m30s", 90_000), ("1.5s", 1500), ("0", 0), ("0s", 0)]
+        {
             assert_eq!(duration(text), Some(Duration::from_millis(millis)), "{text}");
         }
         for wrong in ["", "3", "s", "3x", "-1s", "1s2", "1..5s"] {

@@ -11,9 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use sandglass_server::{
     config::{Choice as _, LogConfig, LogLevel, Secret},
-    gateway::{
-        self, AuditSettings, Generation, IntentSettings, Keys, Options, Park, RedisList, RouteFrom,
-    },
+    gateway::{self, AuditSettings, Generation, IntentSettings, Keys, Options, Park, RedisList, RouteFrom},
     renewal::RedisAddress,
     telemetry::logs,
 };
@@ -75,7 +73,8 @@ impl Ingress {
 fn help() -> String {
     let mut text = "Run the gateway in front of the sandboxes of a server\n\nUsage: sandglass ingress --server=URL [flags]\n".to_owned();
     for flag in FLAGS {
-        let default = if flag.default.is_empty() { String::new() } else { format!(" [default: {}]", flag.default) };
+        let default =
+            if flag.default.is_empty() { String::new() } else { format!(" [default: {}]", flag.default) };
         // Writing to a string cannot fail.
         let _ = write!(text, "\n  --{}\n      {}{default}", flag.name, flag.about);
     }
@@ -90,7 +89,8 @@ fn options(given: &Given, variable: impl Fn(&str) -> Option<String>) -> Result<O
     let server = or_variable("server", "SANDGLASS_INGRESS_SERVER").context(
         "-server is missing: the address of the Sandglass server to learn from (look-ups in Kubernetes come with the Kubernetes runtime)",
     )?;
-    let server = server.trim().parse().ok().filter(|url: &gateway::Url| matches!(url.scheme(), "http" | "https"));
+    let server =
+        server.trim().parse().ok().filter(|url: &gateway::Url| matches!(url.scheme(), "http" | "https"));
     let keys = or_variable("secure-access-keys", "OPENSANDBOX_SECURE_ACCESS_KEYS").unwrap_or_default();
     Ok(Options {
         listen: listen(given.text("host"), given.number("port")?),
@@ -129,21 +129,26 @@ fn provider(given: &Given) -> Result<()> {
     match given.text("provider-type") {
         "" | "sandglass" => Ok(()),
         "batchsandbox" | "agent-sandbox" | "fast-sandbox" => {
-            bail!("look-ups in Kubernetes come with the Kubernetes runtime; leave -provider-type out and give -server")
+            bail!(
+                "look-ups in Kubernetes come with the Kubernetes runtime; leave -provider-type out and give -server"
+            )
         }
         _ => bail!("unknown -provider-type; leave it out and give -server"),
     }
 }
 
 fn listen(host: &str, port: u16) -> String {
-    if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
 }
 
 fn key(file: Option<&Path>, variable: Option<String>) -> Result<Secret> {
     let text = match file {
-        Some(file) => {
-            std::fs::read_to_string(file).with_context(|| format!("cannot read the key in {}", file.display()))?
-        }
+        Some(file) => std::fs::read_to_string(file)
+            .with_context(|| format!("cannot read the key in {}", file.display()))?,
         None => variable.unwrap_or_default(),
     };
     let text = text.trim();
@@ -233,7 +238,10 @@ mod tests {
             ("-server http://s -provider-type x", "unknown -provider-type"),
             ("-server http://s -secure-access-keys K=eA==", "-secure-access-keys"),
             ("-server http://s -secure-access-keys k=eA", "-secure-access-keys"),
-            ("-server http://s -renew-intent-enabled -renew-intent-redis-dsn nope", "-renew-intent-redis-dsn"),
+            (
+                "-server http://s -renew-intent-enabled -renew-intent-redis-dsn nope",
+                "-renew-intent-redis-dsn",
+            ),
             ("-server http://s -audit-enabled", "-audit-webhook-url"),
             ("-server http://s -tls-cert x", "only go together"),
             ("-server http://s -key-file /does/not/exist", "cannot read the key"),

@@ -44,10 +44,8 @@ async fn the_table_of_access() {
 
 #[tokio::test]
 async fn without_keys_signed_routes_cannot_be_checked() {
-    let keyless = |settings| GatewaySettings {
-        door: Access::new(Keys::default(), Generation::Full),
-        ..settings
-    };
+    let keyless =
+        |settings| GatewaySettings { door: Access::new(Keys::default(), Generation::Full), ..settings };
     let stage = Stage::with(21, RouteFrom::HeaderOrHost, keyless).await;
     let seen = stage.to(&signed(Generation::Full, UUID, stage.port).label(), "").await;
     assert_eq!((seen.status, seen.is_ours()), (503, true));

@@ -17,7 +17,11 @@ async fn routes_stand_in_a_header_or_in_the_host_name() {
         format!("Host: h\r\nOpenSandbox-Ingress-To: \r\nOPEN-SANDBOX-INGRESS: {}\r\n", label("box")),
     ] {
         let seen = stage.ask("GET /a%2Fb//c?q=%20&&", &headers).await;
-        assert_eq!((seen.status, seen.body.lines().next()), (200, Some("GET /a%2Fb//c?q=%20&&")), "{headers}");
+        assert_eq!(
+            (seen.status, seen.body.lines().next()),
+            (200, Some("GET /a%2Fb//c?q=%20&&")),
+            "{headers}"
+        );
     }
     for (headers, status) in [
         ("Host: nothing\r\n", 400),
@@ -58,7 +62,9 @@ async fn routes_stand_in_the_path() {
     let route = signed(Generation::Short, UUID, port);
     let seen = stage.ask(&format!("GET /{}/x%2Fy?z", route.path()), "Host: h\r\n").await;
     assert_eq!((seen.status, seen.body.lines().next()), (200, Some("GET /x%2Fy?z")));
-    for (path, status) in [("/", 400), ("/box", 400), ("/box/x/y", 400), ("/unknown/80/", 404), ("/f1.x/80", 401)] {
+    for (path, status) in
+        [("/", 400), ("/box", 400), ("/box/x/y", 400), ("/unknown/80/", 404), ("/f1.x/80", 401)]
+    {
         let seen = stage.ask(&format!("GET {path}"), &format!("Host: box-{port}.x\r\n")).await;
         assert_eq!((seen.status, seen.is_ours()), (status, true), "{path}: {seen:?}");
     }
@@ -126,7 +132,10 @@ async fn headers_are_passed_on_as_published() {
     assert_eq!(stage.known.used.lock().unwrap().len(), 1, "only the exact word skips the renewal");
 
     let given = stage.to(&route, "X-Forwarded-Host: public\r\nX-Forwarded-Proto: https\r\n").await;
-    assert_eq!((given.got("x-forwarded-host"), given.got("x-forwarded-proto")), (Some("public"), Some("https")));
+    assert_eq!(
+        (given.got("x-forwarded-host"), given.got("x-forwarded-proto")),
+        (Some("public"), Some("https"))
+    );
     let skipped = stage.to(&route, "OpenSandbox-Access-Renew: skip\r\n").await;
     assert_eq!((skipped.status, stage.known.used.lock().unwrap().len()), (200, 2));
     let teapot = stage.ask("GET /teapot", &format!("Host: {route}.x\r\n")).await;
@@ -172,7 +181,8 @@ async fn websockets_are_tunnelled_and_their_refusals_relayed() {
 
     let (head, _) = upgrade(stage.gateway, &format!("Host: box-{}.x\r\n", stage.port)).await;
     assert!(head.starts_with("HTTP/1.1 200"), "the program's own answer: {head}");
-    for (host, status) in [("box-1.x", 503), ("unknown-80.x", 404), ("paused-1.x", 503), ("guarded-1.x", 401)] {
+    for (host, status) in [("box-1.x", 503), ("unknown-80.x", 404), ("paused-1.x", 503), ("guarded-1.x", 401)]
+    {
         let (head, _) = upgrade(stage.gateway, &format!("Host: {host}\r\n")).await;
         assert!(head.starts_with(&format!("HTTP/1.1 {status}")), "{host}: {head}");
     }
@@ -192,7 +202,10 @@ async fn published_ports_are_gone_through_the_agent_with_its_token() {
     assert_eq!((seen.body.lines().next(), seen.got("x-execd-access-token")), (Some("GET /x"), None));
     // The agent itself is asked with what the client brings.
     let seen = stage.to("box-44772", "X-EXECD-ACCESS-TOKEN: theirs\r\n").await;
-    assert_eq!((seen.body.lines().next(), seen.got("x-execd-access-token")), (Some("GET /x"), Some("theirs")));
+    assert_eq!(
+        (seen.body.lines().next(), seen.got("x-execd-access-token")),
+        (Some("GET /x"), Some("theirs"))
+    );
 }
 
 #[tokio::test]

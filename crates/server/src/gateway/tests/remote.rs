@@ -236,7 +236,8 @@ async fn a_webhook_is_told_of_what_was_let_through() {
     let address = serve(IpAddr::from([127, 0, 0, 1]), hook).await;
     let tasks = TaskTracker::new();
     let url = format!("http://{address}/hook").parse().unwrap();
-    let audit = Audit::start(AuditSettings { url, queue: 8, timeout: Duration::from_secs(60) }, &tasks).unwrap();
+    let audit =
+        Audit::start(AuditSettings { url, queue: 8, timeout: Duration::from_secs(60) }, &tasks).unwrap();
     let audited = |s| GatewaySettings { audit: Some(audit), ..s };
     let stage = Stage::with(60, RouteFrom::Path, audited).await;
     stage.ask("GET /unknown/80/x", "Host: h\r\n").await;

@@ -43,7 +43,8 @@ async fn who_does_not_pass_wakes_nobody() {
 #[tokio::test]
 async fn waiting_is_bounded_in_time_and_number() {
     let brief = Park { patience: Duration::from_millis(50), most: 64 };
-    let stage = Stage::with(42, RouteFrom::HeaderOrHost, |s| GatewaySettings { park: Some(brief), ..s }).await;
+    let stage =
+        Stage::with(42, RouteFrom::HeaderOrHost, |s| GatewaySettings { park: Some(brief), ..s }).await;
     let route = format!("asleep-{}", stage.port);
     let seen = stage.to(&route, "").await;
     assert_eq!((seen.status, seen.head.contains("retry-after: 1")), (503, true), "{seen:?}");
@@ -51,7 +52,8 @@ async fn waiting_is_bounded_in_time_and_number() {
     assert_eq!(stage.to(&route, "").await.status, 200);
 
     let nobody = Park { patience: Duration::from_secs(60), most: 0 };
-    let stage = Stage::with(43, RouteFrom::HeaderOrHost, |s| GatewaySettings { park: Some(nobody), ..s }).await;
+    let stage =
+        Stage::with(43, RouteFrom::HeaderOrHost, |s| GatewaySettings { park: Some(nobody), ..s }).await;
     assert_eq!(stage.to(&route, "").await.status, 503);
     assert_eq!(stage.known.wakes.load(Relaxed), 0);
 

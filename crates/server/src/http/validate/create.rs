@@ -94,10 +94,10 @@ pub fn create(
     labels::check(&metadata)?;
     let platform = request.platform.take().map(|p| platform(&p.os, &p.arch, rules)).transpose()?;
     let expires_at = expiry(request.timeout, rules.max_timeout, now)?;
-    if request.secure_access && rules.runtime.publishes_ports {
+    if request.secure_access && rules.runtime.shares_ports {
         // Ports of the host lead past the proxy that would ask for the token.
         return Err(ApiError::invalid_parameter(
-            "secureAccess is not available on this runtime, whose ports are published",
+            "secureAccess needs docker.network_mode = \"bridge\": on the host's network every port is open",
         ));
     }
     let policy = policy::check(request.network_policy.take(), proxies_credentials(&request), &rules.runtime)?;

@@ -1,8 +1,9 @@
-//! The rtnetlink requests that boxes need, as messages.
+//! Requests for links, addresses, routes and neighbours, as messages.
 
 use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::netlink::{ACK, CREATE, DUMP, EXCLUSIVE, Message, REPLACE};
+use crate::message::{ACK, CREATE, DUMP, EXCLUSIVE, Message, REPLACE};
 
 const NEWLINK: u16 = libc::RTM_NEWLINK;
 const DELLINK: u16 = libc::RTM_DELLINK;
@@ -26,8 +27,27 @@ pub struct End<'a> {
     pub mac: Mac,
 }
 
-/// Makes a pair whose far end starts in the network namespace of process `far_pid`.
-pub fn add_veth(near: &End<'_>, far: &End<'_>, far_pid: i32, mtu: u32) -> Message {
+/// A network namespace other than ours.
+#[derive(Clone, Copy, Debug)]
+pub enum Namespace<'a> {
+    /// That of a process.
+    Of(i32),
+    /// An open handle of it.
+    Open(BorrowedFd<'a>),
+}
+
+impl Namespace<'_> {
+    fn attribute(self) -> (u16, u32) {
+        match self {
+            Self::Of(pid) => (libc::IFLA_NET_NS_PID, pid as u32),
+            Self::Open(handle) => (libc::IFLA_NET_NS_FD, handle.as_raw_fd() as u32),
+        }
+    }
+}
+
+/// Makes a pair whose far end starts in another namespace.
+pub fn add_veth(near: &End<'_>, far: &End<'_>, there: Namespace<'_>, mtu: u32) -> Message {
+    let (kind, namespace) = there.attribute();
     let end = |message: Message, end: &End<'_>| {
         message
             .string(libc::IFLA_IFNAME, end.name)
@@ -39,9 +59,7 @@ pub fn add_veth(near: &End<'_>, far: &End<'_>, far_pid: i32, mtu: u32) -> Messag
     let message = Message::new(NEWLINK, ACK | CREATE | EXCLUSIVE, &link_header(0, 0, 0));
     end(message, near).nest(libc::IFLA_LINKINFO, |info| {
         info.string(INFO_KIND, "veth").nest(INFO_DATA, |data| {
-            data.nest(VETH_PEER, |peer| {
-                end(peer.raw(&link_header(0, 0, 0)), far).native(libc::IFLA_NET_NS_PID, far_pid as u32)
-            })
+            data.nest(VETH_PEER, |peer| end(peer.raw(&link_header(0, 0, 0)), far).native(kind, namespace))
         })
     })
 }
@@ -75,6 +93,11 @@ pub fn add_default_route(index: u32, via: Ipv4Addr) -> Message {
     Message::new(NEWROUTE, ACK | CREATE | REPLACE, &route_header(0, libc::RT_SCOPE_UNIVERSE, ONLINK))
         .attribute(libc::RTA_GATEWAY, &via.octets())
         .native(libc::RTA_OIF, index)
+}
+
+/// What is sent from here without an address of its own is sent from `source`.
+pub fn add_default_route_from(index: u32, via: Ipv4Addr, source: Ipv4Addr) -> Message {
+    add_default_route(index, via).attribute(libc::RTA_PREFSRC, &source.octets())
 }
 
 /// Spares the question of who has `address`.
