@@ -18,7 +18,7 @@ from docker_engine import PYTHON, Engine
 from docker_stack import DockerStack
 from plain import Plain
 from stack import Stack
-from ways import WAYS, Stage
+from ways import WAYS, GatewayStage, Stage
 
 # These hold for every runtime; the others look at the host, or make servers of their own.
 EVERY_RUNTIME = {
@@ -114,6 +114,13 @@ def embedded_stage(embedded_server):
 @pytest.fixture(scope="session")
 def docker_stage(docker_server):
     made = Stage(docker_server)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def gateway_stage():
+    made = GatewayStage()
     yield made
     made.close()
 

@@ -189,7 +189,7 @@ def test_a_body_that_waits_for_continue(place, framed):
     assert b"abc" in stage.origin.record(identity)["seen"]
 
 
-@pytest.mark.through("server", "published")
+@pytest.mark.through("server", "published", "header", "path")
 def test_a_body_that_is_not_wanted_is_not_asked_for(place):
     stage, way = place
     identity = stage.origin.expect([*says("HTTP/1.1 417 Expectation Failed\nContent-Length: 2", b"no"), ("close",)])

@@ -4,10 +4,14 @@ Every exchange is made twice, at the program's own address and through the way u
 more entry in `WAYS` and one more method of `Stage`.
 """
 
+import secrets
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 from plain import Plain
-from stack import wait_for
+from stack import Stack as Server
+from stack import free_port, wait_for
 from wire import HOP_BY_HOP, Answer, Origin, Reader, Way
 
 DATA, INSIDE, STEERING, AGENT = 8080, 9000, 9999, 44772
@@ -15,9 +19,11 @@ DATA, INSIDE, STEERING, AGENT = 8080, 9000, 9999, 44772
 WAYS = {
     "embedded": ["server", "server_bare", "server_inside", "agent"],
     "docker": ["server", "server_inside", "agent", "published"],
+    # Within a server, found by a header or by the host's name; and alone beside it, found by the path.
+    "gateway": ["header", "host_name", "path"],
 }
 # What the server says itself in every answer. Whoever sends an answer without a date adds one.
-OWN = {"server": {"x-request-id", "vary", "date", "server"}, "agent": {"date"}}
+OWN = {"server": {"x-request-id", "vary", "date", "server"}, "agent": {"date"}, "gateway": {"date", "reverse-proxy-server-powerby"}}
 DROPS = {"forwarded", "x-real-ip", "open-sandbox-api-key", "opensandbox-secure-access", "opensandbox-access-renew", "x-sandglass-access"}
 ADDS = {"host", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-exchange"}
 
@@ -86,6 +92,58 @@ class Stage:
         self.plain.close()
 
 
+class GatewayStage(Stage):
+    """The same behind a server of its own, with the gateway in it and another one beside it."""
+
+    def __init__(self):
+        self.inner, self.outer, key = free_port(), free_port(), secrets.token_hex(16)
+        sections = {
+            "ingress": {"mode": "gateway", "key": key, "listen": f"127.0.0.1:{self.inner}"},
+            "ingress.gateway": {"address": f"127.0.0.1:{self.inner}"},
+            "ingress.gateway.route": {"mode": "header"},
+        }
+        self.stack = Server(config=sections)
+        self.beside = None
+        try:
+            self.stack.start()
+            command = [self.stack.binary, "ingress", f"--server={self.stack.url}", "--mode=uri", "-host", "127.0.0.1", "-port", str(self.outer)]
+            with open(self.stack.home / "gateway.log", "ab") as log:
+                environment = {"SANDGLASS_INGRESS_KEY": key, "PATH": "/usr/bin:/bin"}
+                self.beside = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+            super().__init__(SimpleNamespace(**vars(self.stack), url=self.stack.url, domain=self.stack.domain, image="host", runtime="embedded"))
+            assert wait_for(lambda: all(self.answers(way) for way in WAYS["gateway"]), 40)
+        except BaseException:
+            self.stop()
+            raise
+
+    def answers(self, name):
+        try:
+            answer, _ = once(self, self.way(name), says("HTTP/1.1 200 OK\nContent-Length: 0"))
+        except (OSError, EOFError):
+            return False
+        return answer.status == 200
+
+    def by_header(self):
+        return Way("header", ("127.0.0.1", self.inner), "", [("OpenSandbox-Ingress-To", f"{self.box}-{DATA}")], ("gateway",))
+
+    def by_host_name(self):
+        return Way("host name", ("127.0.0.1", self.inner), "", [], ("gateway",), name_of_host=f"{self.box}-{DATA}.sandbox.example")
+
+    def by_path(self):
+        return Way("path", ("127.0.0.1", self.outer), f"/{self.box}/{DATA}", [], ("gateway",))
+
+    def close(self):
+        super().close()
+        problems = self.stop()
+        assert not problems, "\n".join(problems)
+
+    def stop(self):
+        if self.beside:
+            self.beside.terminate()
+            self.beside.wait(60)
+        return self.stack.close()
+
+
 # ---------------------------------------------------------------- exchanges
 
 
@@ -95,7 +153,7 @@ def once(stage, way, steps, method="GET", target="/", headers=(), body=b"", vers
     with way.connect() as link:
         link.sendall(way.head(method, target, headers, identity, version) + body)
         answer = Reader(link).answer(method)
-    return answer, stage.origin.record(identity)
+    return answer, stage.origin.record(identity, "record" if answer.status < 500 else "peek")
 
 
 def says(head, body=b""):

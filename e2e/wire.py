@@ -24,10 +24,11 @@ class Way:
     hops: tuple = ()
     # What is put before redirects to `/…`.
     location: str = ""
+    name_of_host: str = ""
 
     @property
     def host(self):
-        return f"{self.address[0]}:{self.address[1]}"
+        return self.name_of_host or f"{self.address[0]}:{self.address[1]}"
 
     def connect(self):
         link = socket.create_connection(self.address, timeout=PATIENCE)

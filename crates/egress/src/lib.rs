@@ -10,6 +10,7 @@ mod diagnostics;
 pub mod dns;
 pub mod enforcer;
 pub mod firewall;
+pub mod handed;
 pub mod inspect;
 pub mod intercept;
 pub mod outbound;

@@ -6,7 +6,7 @@ fn main() {
     let words: Vec<_> = arguments.iter().map(String::as_str).collect();
     let code = match words.as_slice() {
         [] => sandglass_egress::supervisor::run(),
-        ["worker"] => sandglass_egress::worker::run(),
+        ["worker", handed @ ..] => sandglass_egress::worker::run(handed),
         ["--version"] => {
             println!("sandglass-egress {}", env!("CARGO_PKG_VERSION"));
             0

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -46,18 +46,14 @@ impl State {
         Ok(Self(Arc::new(memory.into())))
     }
 
-    /// The one that was handed down under this number.
-    pub fn inherited(number: RawFd) -> io::Result<Self> {
-        // SAFETY: the number is only looked at; nothing is owned before it is known to be open.
-        let borrowed = (number > 2).then(|| unsafe { BorrowedFd::borrow_raw(number) });
-        let borrowed = borrowed.ok_or(io::ErrorKind::InvalidInput)?;
-        rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC)?;
-        // SAFETY: the supervisor leaves this descriptor to us and nobody else in this process knows it.
-        Ok(Self(Arc::new(unsafe { OwnedFd::from_raw_fd(number) }.into())))
-    }
-
     pub fn section(&self, section: Section) -> Kept {
         Kept { file: self.0.clone(), start: section as u64 * SECTION }
+    }
+}
+
+impl From<OwnedFd> for State {
+    fn from(file: OwnedFd) -> Self {
+        Self(Arc::new(file.into()))
     }
 }
 
@@ -137,11 +133,5 @@ mod tests {
         names.replace(b"old").unwrap();
         assert!(names.replace(&vec![0; ROOM as usize + 1]).is_err());
         assert_eq!(names.read().unwrap(), b"old");
-    }
-
-    #[test]
-    fn numbers_that_are_not_open_are_refused() {
-        assert!(State::inherited(1).is_err());
-        assert!(State::inherited(987_654).is_err());
     }
 }

@@ -1,34 +1,20 @@
-//! The parent process: holds what must survive the worker, and starts the worker again when it dies.
+//! The parent process: holds what must survive the worker, the sockets among it, and starts the worker again when it dies.
 //!
 //! Does nothing else, so that there is nothing in it to fail. The kernel's rules are not its business: they stay whatever dies.
-//! Invariant: where the sandbox shares our network, it never gets the control API's port, and so never hears what is for the worker.
 
 use std::io;
-use std::net::TcpListener;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
-use crate::control::server;
 use crate::diagnostics::tell;
-use crate::firewall::Placement;
+use crate::handed::Handed;
 use crate::settings::{Level, Settings};
-use crate::state::State;
 
 /// Exit code of a worker that cannot work with its settings; there is no use in starting it again.
 pub const REFUSED: i32 = 78;
-
-/// The descriptor under which the worker finds the state.
-pub const STATE: i32 = 3;
-
-/// The descriptor under which it finds the socket of the control API, if there is one already.
-pub const CONTROL: i32 = 4;
-
-/// What is handed down is held above this, so that handing one down never closes another.
-const ABOVE: RawFd = 10;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -51,12 +37,14 @@ pub fn run() -> i32 {
 
 fn supervise() -> io::Result<i32> {
     let signals = Signals::block()?;
-    let state = State::create()?;
-    let memory = above(state.as_fd())?;
-    let control = hold()?;
-    let control = control.as_ref().map(|socket| above(socket.as_fd())).transpose()?;
-    let mut handed = vec![(memory, STATE)];
-    handed.extend(control.map(|socket| (socket, CONTROL)));
+    let (settings, _) = match Settings::read(&|name| std::env::var(name).ok()) {
+        Ok(read) => read,
+        Err(refused) => {
+            tell(Level::Error, refused);
+            return Ok(REFUSED);
+        }
+    };
+    let handed = Handed::make(&settings)?;
     let mut pause = Duration::ZERO;
     loop {
         if pause > Duration::ZERO && signals.ends_within(pause) {
@@ -88,29 +76,15 @@ fn next_pause(last: Duration, lived: Duration) -> Duration {
     }
 }
 
-/// The socket of the control API where the sandbox could take its port while there is no worker. A worker refuses wrong settings.
-fn hold() -> io::Result<Option<TcpListener>> {
-    let settings = Settings::read(&|name| std::env::var(name).ok()).map(|(settings, _)| settings);
-    match settings {
-        Ok(Settings { placement: Placement::Shared { .. }, api, .. }) => server::bind(api).map(Some),
-        Ok(_) | Err(_) => Ok(None),
-    }
-}
-
-fn above(descriptor: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    Ok(rustix::io::fcntl_dupfd_cloexec(descriptor, ABOVE)?)
-}
-
-fn start(handed: &[(OwnedFd, RawFd)], signals: &Signals) -> io::Result<Child> {
+fn start(handed: &Handed, signals: &Signals) -> io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("sandglass-egress").arg("worker");
-    let handed: Vec<_> = handed.iter().map(|(held, number)| (held.as_raw_fd(), *number)).collect();
-    let mask = signals.before;
+    command.arg0("sandglass-egress").arg("worker").args(handed.words());
+    let (numbers, mask) = (handed.numbers(), signals.before);
     let prepare = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        for (held, number) in &handed {
-            // SAFETY: both arguments are plain values; dup2 clears the flag that closes it at exec, because they differ.
-            if unsafe { libc::dup2(*held, *number) } < 0 {
+        for number in &numbers {
+            // SAFETY: only a flag of a descriptor of this process is changed.
+            if unsafe { libc::fcntl(*number, libc::F_SETFD, 0) } < 0 {
                 return Err(io::Error::last_os_error());
             }
         }

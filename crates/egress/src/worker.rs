@@ -4,16 +4,15 @@
 
 mod gates;
 mod lending;
-mod sockets;
 
 use std::future::Future;
 use std::io;
-use std::net::TcpListener;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use thiserror::Error;
+use tokio::net::{TcpListener, UdpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
@@ -27,7 +26,8 @@ use crate::dns::probing;
 use crate::dns::server::Sockets;
 use crate::dns::upstream::Upstreams;
 use crate::enforcer::Kernel;
-use crate::firewall::{Firewall, Placement, Ports};
+use crate::firewall::{Firewall, Placement};
+use crate::handed::{Taken, ports};
 use crate::inspect::Inspector;
 use crate::intercept::{self, Trust};
 use crate::outbound::{Mark, Outbound};
@@ -67,9 +67,8 @@ fn other<E: std::error::Error + Send + Sync + 'static>(what: &'static str) -> im
     move |error| Failed::Step(what, io::Error::other(error))
 }
 
-/// Works until it is asked to end. Returns the exit code.
-pub fn run() -> i32 {
-    let control = server::inherited(supervisor::CONTROL);
+/// Works with what the supervisor has handed down, until it is asked to end. Returns the exit code.
+pub fn run(handed: &[&str]) -> i32 {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -77,7 +76,7 @@ pub fn run() -> i32 {
             return 1;
         }
     };
-    match runtime.block_on(work(control)) {
+    match runtime.block_on(work(handed)) {
         Ok(()) => 0,
         Err(problem) => {
             tell(Level::Error, &problem);
@@ -89,7 +88,7 @@ pub fn run() -> i32 {
     }
 }
 
-async fn work(control: Option<TcpListener>) -> Result<(), Failed> {
+async fn work(handed: &[&str]) -> Result<(), Failed> {
     let mut terminated = signal(SignalKind::terminate()).map_err(step("wait for signals"))?;
     let mut interrupted = signal(SignalKind::interrupt()).map_err(step("wait for signals"))?;
     let (settings, warnings) = Settings::read(&|name| std::env::var(name).ok())?;
@@ -98,8 +97,9 @@ async fn work(control: Option<TcpListener>) -> Result<(), Failed> {
         tell(Level::Warn, warning);
     }
     raise_descriptors();
+    let taken = Taken::from_words(handed.iter().copied()).map_err(step("take over from the supervisor"))?;
     let mut tasks = Tasks::default();
-    start(&settings, control, &mut tasks).await?;
+    start(&settings, taken, &mut tasks)?;
     tokio::select! {
         ended = tasks.0.join_next() => Err(match ended {
             Some(Ok(problem)) => Failed::Part(problem),
@@ -158,17 +158,14 @@ struct Ground {
     had_predecessor: bool,
 }
 
-async fn start(settings: &Settings, held: Option<TcpListener>, tasks: &mut Tasks) -> Result<(), Failed> {
-    let ports = Ports { gate: settings.intercept.port, control: settings.api.port(), ..Ports::default() };
+fn start(settings: &Settings, taken: Taken, tasks: &mut Tasks) -> Result<(), Failed> {
     // Before anything else: from here on nothing leaves that was not let through.
-    let firewall = Firewall::open(settings.placement.clone(), ports).map_err(step("close the firewall"))?;
-    let ground = ground(settings, tasks)?;
+    let firewall =
+        Firewall::open(settings.placement.clone(), ports(settings)).map_err(step("close the firewall"))?;
+    let Taken { state, control, questions, question_streams, gate } = taken;
+    let ground = ground(settings, state, tasks)?;
     let interceptor = Arc::new(OnceLock::new());
     let plane = open_plane(settings, &ground, Kernel { firewall, interceptor: interceptor.clone() }, tasks)?;
-    let dns =
-        sockets::streams(&settings.placement, ports.dns).map_err(step("listen for questions by TCP"))?;
-    let packets =
-        sockets::packets(&settings.placement, ports.dns).map_err(step("listen for questions by UDP"))?;
     let name_gate = Arc::new(NameGate {
         plane: plane.clone(),
         upstreams: ground.upstreams.clone(),
@@ -178,25 +175,32 @@ async fn start(settings: &Settings, held: Option<TcpListener>, tasks: &mut Tasks
             Placement::Shared { .. } => Families::Both,
         },
     });
-    tasks.add("the name gate", Sockets { packets, streams: dns }.serve(name_gate));
+    let packets = questions.into_iter().map(UdpSocket::from_std).collect::<io::Result<_>>();
+    let packets = packets.map_err(step("take questions by UDP"))?;
+    let streams = listeners(question_streams).map_err(step("take questions by TCP"))?;
+    tasks.add("the name gate", Sockets { packets, streams }.serve(name_gate));
     let probing =
         probing::probe(ground.upstreams.clone(), settings.dns.probe.clone(), settings.dns.probe_interval);
     tasks.add("the probing of resolvers", probing);
-    start_interceptor(settings, &ground, &plane, &interceptor, tasks)?;
+    make_interceptor(settings, &ground, &plane, &interceptor)?;
+    for listener in listeners(gate).map_err(step("take redirected connections"))? {
+        let Some(interceptor) = interceptor.get().cloned() else { continue };
+        tasks.add("the interceptor", async move { interceptor.serve(listener).await });
+    }
 
     let health = Arc::new(Health::default());
     let rules = plane.lock().unwrap_or_else(PoisonError::into_inner).rules();
     let kept = ground.state.section(Section::Vault);
     let routes = Routes { vault: ground.vault.clone(), kept, rules, audit: ground.audit.clone() };
-    let control = Control {
+    let answers = Arc::new(Control {
         token: settings.token.clone(),
         plane: plane.clone(),
         vault: Box::new(routes),
         health: health.clone(),
-    };
-    let bound = held.map_or_else(|| server::bind(settings.api), Ok);
-    let listener = bound.and_then(server::listening).map_err(step("listen for the control API"))?;
-    tasks.add("the control API", server::serve(listener, Arc::new(control)));
+    });
+    for listener in listeners(control).map_err(step("take calls of the control API"))? {
+        tasks.add("the control API", server::serve(listener, answers.clone()));
+    }
 
     plane
         .lock()
@@ -214,9 +218,11 @@ async fn start(settings: &Settings, held: Option<TcpListener>, tasks: &mut Tasks
     Ok(())
 }
 
-fn ground(settings: &Settings, tasks: &mut Tasks) -> Result<Ground, Failed> {
-    let state = State::inherited(supervisor::STATE).or_else(|_| State::create());
-    let state = state.map_err(step("keep the state"))?;
+fn listeners(handed: Vec<std::net::TcpListener>) -> io::Result<Vec<TcpListener>> {
+    handed.into_iter().map(TcpListener::from_std).collect()
+}
+
+fn ground(settings: &Settings, state: State, tasks: &mut Tasks) -> Result<Ground, Failed> {
     let mark = match settings.placement {
         Placement::Shared { mark } => Mark::Set(mark),
         Placement::Gateway { .. } => Mark::None,
@@ -269,12 +275,11 @@ fn open_plane(
     Ok(Arc::new(Mutex::new(plane)))
 }
 
-fn start_interceptor(
+fn make_interceptor(
     settings: &Settings,
     ground: &Ground,
     plane: &Arc<Mutex<Plane>>,
     place: &OnceLock<intercept::Interceptor>,
-    tasks: &mut Tasks,
 ) -> Result<(), Failed> {
     let kept = ground.state.section(Section::Authority);
     let authority = gates::authority(&kept).map_err(other("make an authority"))?;
@@ -289,12 +294,7 @@ fn start_interceptor(
     let lent = ground.vault.lock().lent();
     let asked = Asked { plane: plane.clone(), audit: ground.audit.clone(), lent };
     let means = Means { authority: Arc::new(authority), trust: ground.trust.clone(), proxy, way };
-    let interceptor = place.get_or_init(|| gates::interceptor(asked, means));
-    let listeners = sockets::streams(&settings.placement, settings.intercept.port);
-    for listener in listeners.map_err(step("listen for redirected connections"))? {
-        let interceptor = interceptor.clone();
-        tasks.add("the interceptor", async move { interceptor.serve(listener).await });
-    }
+    place.get_or_init(|| gates::interceptor(asked, means));
     Ok(())
 }
 

@@ -61,8 +61,9 @@ impl Queue {
     pub fn open(number: u16, length: u32) -> io::Result<Self> {
         let mut socket = Socket::netfilter()?;
         let config = || Message::new(CONFIG, ACK, &family_header(libc::AF_UNSPEC as u8, number));
-        // All of a packet: 0xffff bytes, then the mode, in a structure without padding.
-        let params = [0, 0, 0xff, 0xff, COPY_PACKET];
+        // How many bytes of a packet, then the mode, in a structure without padding. No link has larger packets, and the
+        // message still fits into what is read at once.
+        let params = [0, 0, 0xf0, 0, COPY_PACKET];
         socket.request(config().attribute(CFG_CMD, &[BIND, 0, 0, 0]))?;
         socket.request(config().attribute(CFG_PARAMS, &params).network(CFG_MAXLEN, length))?;
         socket.listen()?;

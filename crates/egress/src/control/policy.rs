@@ -81,7 +81,7 @@ fn delete(plane: &mut Plane, text: &str) -> Result<Answer, Unchanged> {
 
 fn refusal(error: &Unchanged) -> Answer {
     let status = match error {
-        Unchanged::Invalid(Invalid::TooManyRules { .. }) => StatusCode::PAYLOAD_TOO_LARGE,
+        Unchanged::Invalid(Invalid::TooManyRules { .. } | Invalid::TooLong) => StatusCode::PAYLOAD_TOO_LARGE,
         Unchanged::Invalid(_) | Unchanged::Vault(_) => StatusCode::BAD_REQUEST,
         Unchanged::Store(_) | Unchanged::Kernel(_) => StatusCode::INTERNAL_SERVER_ERROR,
     };

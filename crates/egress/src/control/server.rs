@@ -1,9 +1,7 @@
 //! HTTP/1.1 for the control API: bounded in connections, in the size of a request and in the time for it.
 
 use std::convert::Infallible;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,34 +33,6 @@ const LARGEST_HEAD: usize = 64 * 1024;
 /// The sandbox may share the machine's loopback with us: it must not take the connections of those who control it.
 const LOCAL_CONNECTIONS: usize = 64;
 const OTHER_CONNECTIONS: usize = 64;
-
-/// Binds the address; where there is no IPv6 at all, its IPv4 counterpart.
-pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    match std::net::TcpListener::bind(address) {
-        Err(error) if address.ip().is_unspecified() && error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
-            std::net::TcpListener::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()))
-        }
-        other => other,
-    }
-}
-
-/// The socket that was handed down under this number, if one was. To be called before anything is opened.
-pub fn inherited(number: RawFd) -> Option<std::net::TcpListener> {
-    // SAFETY: the number is only looked at; nothing is owned before it is known to be a listening socket.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
-    if !rustix::net::sockopt::socket_acceptconn(borrowed).unwrap_or(false) {
-        return None;
-    }
-    rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC).ok()?;
-    // SAFETY: the supervisor leaves this descriptor to us, and nothing else has been opened in this process.
-    Some(unsafe { OwnedFd::from_raw_fd(number) }.into())
-}
-
-/// Makes it one of the runtime's.
-pub fn listening(socket: std::net::TcpListener) -> io::Result<TcpListener> {
-    socket.set_nonblocking(true)?;
-    TcpListener::from_std(socket)
-}
 
 /// Accepts until it is dropped; the connections end with it.
 pub async fn serve(listener: TcpListener, control: Arc<Control>) {
@@ -119,21 +89,4 @@ async fn respond(request: http::Request<Incoming>, peer: IpAddr, control: &Contr
     let path = head.uri.path().to_owned();
     let request = Request { method: head.method, path, headers: head.headers, body, peer };
     control.answer(&request).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::{AsRawFd, IntoRawFd};
-
-    use super::*;
-
-    #[test]
-    fn only_a_listening_socket_is_taken_over() {
-        let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(inherited(file.as_raw_fd()).is_none());
-        let bound = bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = bound.local_addr().unwrap();
-        let taken = inherited(bound.into_raw_fd()).unwrap();
-        assert_eq!(taken.local_addr().unwrap(), address);
-    }
 }

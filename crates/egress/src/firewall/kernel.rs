@@ -20,7 +20,7 @@ use super::opened::Opened;
 use super::placements::base_chains;
 use super::plan::{Doh, Placement, Plan, Ports};
 use super::ranges::merged;
-use super::rules::{CHAINS, FAMILIES, GROUP, Group, Ip, OPEN, PENDING, QUEUE, Ruleset, Tools};
+use super::rules::{CHAINS, FAMILIES, GROUP, Group, Ip, OPEN, PENDING, QUEUE, Ruleset, TCP, Tools};
 use crate::policy::Action;
 
 const TABLE: &str = "sandglass-egress";
@@ -177,24 +177,24 @@ impl Firewall {
     /// the gate's to end. The box's next packet is reset; the far end cannot take the connection up again either.
     pub fn cut(&mut self, may_stay: &dyn Fn(&Connection) -> bool) -> io::Result<usize> {
         let all = conntrack::connections(&mut self.socket).map_err(named("list connections"))?;
-        let mut cut = 0;
-        for connection in all.iter().filter(|connection| connection.mark & (OPEN | PENDING) != 0) {
-            let tuple = &connection.original;
-            let seen = Connection {
-                protocol: tuple.protocol,
-                address: tuple.destination,
-                port: tuple.destination_port,
-                host: self.opened.host(tuple),
-            };
-            if may_stay(&seen) {
-                continue;
-            }
-            self.keep_out(tuple)?;
+        let ours = all.iter().filter(|connection| connection.mark & (OPEN | PENDING) != 0);
+        let ended: Vec<_> = ours
+            .filter(|connection| {
+                let tuple = &connection.original;
+                !may_stay(&Connection {
+                    protocol: tuple.protocol,
+                    address: tuple.destination,
+                    port: tuple.destination_port,
+                    host: self.opened.host(tuple),
+                })
+            })
+            .collect();
+        self.keep_out(ended.iter().map(|connection| &connection.original))?;
+        for connection in &ended {
             conntrack::forget(&mut self.socket, connection).map_err(named("end a connection"))?;
-            self.opened.forget(tuple);
-            cut += 1;
+            self.opened.forget(&connection.original);
         }
-        Ok(cut)
+        Ok(ended.len())
     }
 
     /// The reports of what the rules refuse; to be called in the runtime that they will be read in.
@@ -207,19 +207,25 @@ impl Firewall {
         self.opened.clone()
     }
 
-    fn keep_out(&mut self, tuple: &Tuple) -> io::Result<()> {
-        if tuple.destination_port == 0 {
-            return Ok(());
+    /// The far ends of these connections cannot make new ones out of them.
+    fn keep_out<'a>(&mut self, tuples: impl Iterator<Item = &'a Tuple> + Clone) -> io::Result<()> {
+        for family in FAMILIES {
+            let of_family = tuples
+                .clone()
+                .filter(|tuple| tuple.protocol == TCP && tuple.destination.is_ipv4() == (family == Ip::V4));
+            let ends = of_family
+                .map(|tuple| Element::ExpiringPort(tuple.destination, tuple.destination_port, CUT_FOR));
+            for some in ends.collect::<Vec<_>>().chunks(500) {
+                let mut batch = Batch::new();
+                batch.add_elements(TABLE, &family.cut(), some);
+                match batch.commit(&mut self.socket) {
+                    // The set is full: the connections are cut nevertheless.
+                    Err(error) if error.raw_os_error() == Some(libc::ENFILE) => {}
+                    other => other.map_err(named("keep connections from coming back"))?,
+                }
+            }
         }
-        let family = if tuple.destination.is_ipv4() { Ip::V4 } else { Ip::V6 };
-        let end = Element::ExpiringPort(tuple.destination, tuple.destination_port, CUT_FOR);
-        let mut batch = Batch::new();
-        batch.add_elements(TABLE, &family.cut(), &[end]);
-        match batch.commit(&mut self.socket) {
-            // The set is full: the connection is cut nevertheless.
-            Err(error) if error.raw_os_error() == Some(libc::ENFILE) => Ok(()),
-            other => other.map_err(named("keep a connection from coming back")),
-        }
+        Ok(())
     }
 
     fn carries(&self, address: IpAddr) -> bool {
@@ -260,7 +266,8 @@ fn add_set(batch: &mut Batch, (group, family, generation): (Group, Ip, u64), mem
     let name = group.set(family, generation);
     let key = if family == Ip::V4 { Key::Ipv4 } else { Key::Ipv6 };
     let (holding, size) = match group {
-        Group::Dynamic => (Holding::Expiring, Some(ADMITTED)),
+        // Those that have expired count until the kernel has tidied up.
+        Group::Dynamic => (Holding::Expiring, Some(4 * ADMITTED)),
         Group::Exempt => (Holding::Values, None),
         _ => (Holding::Ranges, None),
     };

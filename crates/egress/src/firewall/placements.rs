@@ -6,7 +6,9 @@ use sandglass_netlink::nft::batch::{Base, ChainKind, Hook, Otherwise};
 use sandglass_netlink::nft::rule::{Field, Reject, Rule, STATUS_DESTINATION_REWRITTEN, state};
 
 use super::plan::Placement;
-use super::rules::{ICMP, ICMPV6, Placed, Ruleset, TCP, UDP, accept, drop, go, opens, settle};
+use super::rules::{
+    ICMP, ICMPV6, Placed, Ruleset, TCP, UDP, accept, drop, go, let_through, opens, settle, without_options,
+};
 
 /// Chains that hang on a hook.
 pub(super) fn base_chains(placement: &Placement) -> Vec<(&'static str, Base)> {
@@ -102,7 +104,8 @@ impl Ruleset<'_> {
 
     fn gateway_forward(&self, down: &str, up: &str, boxed: [u8; 4]) -> Vec<Placed> {
         let inward = Rule::new().from_interface(up).to_interface(down);
-        let mut rules = self.inbound("forward", &inward);
+        let mut rules = vec![("forward", let_through())];
+        rules.extend(self.inbound("forward", &inward));
         let fresh = || inward.clone().ipv4().is(Field::IPV4_DESTINATION, &boxed).state(state::NEW);
         rules.push(("forward", accept(opens(fresh()))));
         rules.push(("forward", accept(fresh().protocol(ICMP).is(Field::ICMP_TYPE, &[8]))));
@@ -119,6 +122,8 @@ impl Ruleset<'_> {
         let direct = Rule::new().to_interface("lo").protocol(TCP).destination_port(self.ports.gate);
         let mut rules = vec![
             ("output", accept(Rule::new().is(Field::Mark, &mark.to_ne_bytes()))),
+            ("output", without_options(Rule::new())),
+            ("output", let_through()),
             ("output", accept(rewritten().ipv4().is(Field::Network { offset: 16, length: 1 }, &[127]))),
             ("output", accept(rewritten().ipv6().is(Field::IPV6_DESTINATION, &loopback6))),
             ("output", direct.state(state::NEW).reject(Reject::TcpReset)),
@@ -130,7 +135,7 @@ impl Ruleset<'_> {
     }
 
     fn shared_input(&self) -> Vec<Placed> {
-        let mut rules = vec![("input", accept(Rule::new().from_interface("lo")))];
+        let mut rules = vec![("input", let_through()), ("input", accept(Rule::new().from_interface("lo")))];
         rules.extend(self.inbound("input", &Rule::new()));
         rules.push(("input", accept(opens(Rule::new().state(state::NEW)))));
         rules.push(("input", accept(Rule::new().ipv4().protocol(ICMP).is(Field::ICMP_TYPE, &[8]))));
@@ -152,6 +157,7 @@ fn early(down: &str, up: &str, boxed: [u8; 4]) -> Vec<Placed> {
         ("early", drop(from(up).ipv6())),
         ("early", drop(from(down).ipv4().is_not(Field::IPV4_SOURCE, &boxed))),
         ("early", drop(from(down).ipv4().is(Field::IPV4_DESTINATION, &boxed))),
+        ("early", without_options(from(down))),
         ("early", drop(from(up).ipv4().is_not(Field::IPV4_DESTINATION, &boxed))),
         // Marks are the inspector's.
         ("early", from(down).set_mark(0)),

@@ -112,7 +112,8 @@ impl Ip {
 pub(super) const FAMILIES: [Ip; 2] = [Ip::V4, Ip::V6];
 
 /// Chains that others go to.
-pub(super) const CHAINS: [&str; 4] = ["egress", "named", "open", "refuse"];
+pub(super) const CHAINS: [&str; 7] =
+    ["egress", "named", "open", "refuse", "refuse_dns", "refuse_quic", "reject"];
 
 /// A rule and its chain.
 pub(super) type Placed = (&'static str, Rule);
@@ -214,7 +215,6 @@ impl Ruleset<'_> {
         for protocol in [ICMP, ICMPV6] {
             add(accept(Rule::new().protocol(protocol).state(state::RELATED)));
         }
-        add(accept(Rule::new().state(state::ESTABLISHED).has_any(Field::ConnectionMark, OPEN)));
         let Some(plan) = self.plan else {
             add(drop(Rule::new()));
             return rules;
@@ -250,16 +250,17 @@ impl Ruleset<'_> {
     /// Ports with rules of their own, which come before what is allowed.
     fn special(&self, plan: &Plan) -> Vec<Rule> {
         let to = |protocol, port| Rule::new().protocol(protocol).destination_port(port);
-        let mut rules = vec![refuse(to(TCP, 853)), refuse(to(UDP, 853))];
+        let hidden = |rule| go(rule, "refuse_dns");
+        let mut rules = vec![hidden(to(TCP, 853)), hidden(to(UDP, 853))];
         for protocol in [TCP, UDP] {
             match &plan.doh {
                 Doh::Pass => {}
-                Doh::Refuse(_) => rules.extend(self.members(&to(protocol, 443), Group::Doh).map(refuse)),
-                Doh::RefuseEverywhere => rules.push(refuse(to(protocol, 443))),
+                Doh::Refuse(_) => rules.extend(self.members(&to(protocol, 443), Group::Doh).map(hidden)),
+                Doh::RefuseEverywhere => rules.push(hidden(to(protocol, 443))),
             }
         }
         if plan.intercept.contains(&443) {
-            rules.push(refuse(to(UDP, 443)));
+            rules.push(go(to(UDP, 443), "refuse_quic"));
         }
         for protocol in [UDP, TCP] {
             let asks = self.members(&to(protocol, 53), Group::Exempt);
@@ -283,12 +284,13 @@ impl Ruleset<'_> {
         let inspected = Rule::new().protocol(TCP).set_connection_mark(PENDING);
         add(inspected.queue(QUEUE, self.tools.queue));
         // QUIC would carry a name that is not looked at: on its port, and wherever a connection of it begins.
-        add(refuse(Rule::new().protocol(UDP).destination_port(443)));
+        add(go(Rule::new().protocol(UDP).destination_port(443), "refuse_quic"));
         for version in [[0, 0, 0, 1], [0x6b, 0x33, 0x43, 0xcf]] {
             let mut value = vec![0xc0];
             value.extend_from_slice(&version);
             let first = Field::Transport { offset: 8, length: 5 };
-            add(refuse(Rule::new().protocol(UDP).is_masked(first, &[0xc0, 0xff, 0xff, 0xff, 0xff], &value)));
+            let begins = Rule::new().protocol(UDP).is_masked(first, &[0xc0, 0xff, 0xff, 0xff, 0xff], &value);
+            add(go(begins, "refuse_quic"));
         }
         match plan.default {
             Action::Allow => add(go(Rule::new(), "open")),
@@ -305,12 +307,18 @@ impl Ruleset<'_> {
 
     fn ends(&self) -> Vec<Placed> {
         let mut rules = vec![("open", accept(Rule::new().set_connection_mark(OPEN)))];
-        if let Some(group) = self.tools.log {
-            let (each_second, burst) = REPORTS;
-            rules.push(("refuse", Rule::new().at_most(each_second, burst).log(group, "default", COPIED)));
+        // The reports name what decided, unless it was a rule about the address.
+        for (chain, reason) in
+            [("refuse", "default"), ("refuse_dns", "encrypted DNS"), ("refuse_quic", "QUIC hides names")]
+        {
+            if let Some(group) = self.tools.log {
+                let (each_second, burst) = REPORTS;
+                rules.push((chain, Rule::new().at_most(each_second, burst).log(group, reason, COPIED)));
+            }
+            rules.push((chain, go(Rule::new(), "reject")));
         }
-        rules.push(("refuse", Rule::new().protocol(TCP).reject(Reject::TcpReset)));
-        rules.push(("refuse", Rule::new().reject(Reject::Prohibited)));
+        rules.push(("reject", Rule::new().protocol(TCP).reject(Reject::TcpReset)));
+        rules.push(("reject", Rule::new().reject(Reject::Prohibited)));
         rules
     }
 
@@ -335,6 +343,16 @@ pub(super) fn settle(chain: &'static str) -> [Placed; 2] {
         (chain, accept(said(MARK_OPEN).set_connection_mark(OPEN).set_mark(0))),
         (chain, said(MARK_REFUSE).set_mark(0).reject(Reject::TcpReset)),
     ]
+}
+
+/// Most packets belong to connections that were decided about long ago.
+pub(super) fn let_through() -> Rule {
+    accept(Rule::new().state(state::ESTABLISHED).has_any(Field::ConnectionMark, OPEN))
+}
+
+/// IPv4 with options is lost: some of them name another destination.
+pub(super) fn without_options(rule: Rule) -> Rule {
+    drop(rule.ipv4().is_not_masked(Field::Network { offset: 0, length: 1 }, &[0x0f], &[5]))
 }
 
 /// The first packet of a TCP connection and no other.

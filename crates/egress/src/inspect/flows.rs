@@ -44,7 +44,8 @@ struct Flow {
     start: u32,
     /// From the first byte on, without gaps; what decided, once that is known.
     bytes: Vec<u8>,
-    decided: Option<Option<String>>,
+    /// What they are, once they may pass.
+    decided: Option<First>,
     age: u64,
 }
 
@@ -194,23 +195,16 @@ impl Flows {
             return (Word::Drop, None);
         };
         let first = first::read(&flow.bytes);
-        let (length, host) = match &first {
-            First::More if segment.flags & FIN != 0 => (0, None),
-            First::More => return (Word::Pass, None),
-            First::Foreign => (flow.bytes.len(), None),
-            First::Named { host, length, .. } => (*length, Some(host.clone())),
-            First::Unnamed { length, .. } => (*length, None),
-            First::Broken(_) => (0, None),
+        let length = match &first {
+            First::More if segment.flags & FIN == 0 => return (Word::Pass, None),
+            First::Named { length, .. } | First::Unnamed { length, .. } => *length,
+            First::More | First::Foreign | First::Broken(_) => flow.bytes.len(),
         };
         let verdict = verdict(&*self.rules, &first);
         if verdict.action == Action::Allow {
-            let name = host.map(|host| match host {
-                Host::Name(name) => name,
-                Host::Address(address) => address.to_string(),
-            });
             self.held -= flow.bytes.len() - length;
             flow.bytes.truncate(length);
-            flow.decided = Some(name);
+            flow.decided = Some(first);
             return (Word::Pass, None);
         }
         self.remove(tuple);
@@ -234,13 +228,19 @@ impl Flows {
         }
         let end = flow.start.wrapping_add(flow.bytes.len() as u32);
         let arrived = has(ACK) && segment.acknowledged.wrapping_sub(end) as i32 >= 0;
-        let host = match &flow.decided {
-            Some(host) if flow.answered && arrived => host.clone(),
+        let (may, host) = match &flow.decided {
+            // Asked again, because the rules may have changed in between.
+            Some(first) if flow.answered && arrived => {
+                (verdict(&*self.rules, first).action == Action::Allow, host_of(first))
+            }
             // The server speaks first: no protocol in which the client names a host.
-            None if flow.answered && flow.bytes.is_empty() && !segment.bytes.is_empty() => None,
+            None if flow.answered && flow.bytes.is_empty() && !segment.bytes.is_empty() => (true, None),
             _ => return Word::Pass,
         };
         self.remove(&tuple);
+        if !may {
+            return Word::Refuse;
+        }
         self.stragglers.add(tuple);
         if let Some(host) = host {
             self.opened.remember(tuple, host);
@@ -277,13 +277,11 @@ fn verdict(rules: &dyn Rules, first: &First) -> Verdict {
 }
 
 fn denied(tuple: &Tuple, first: &First, verdict: Verdict) -> Event {
-    let (protocol, host) = match first {
-        First::Named { protocol, host: Host::Name(name), .. } => (Some(*protocol), Some(name.clone())),
-        First::Named { protocol, host: Host::Address(address), .. } => {
-            (Some(*protocol), Some(address.to_string()))
+    let protocol = match first {
+        First::Named { protocol, .. } | First::Unnamed { protocol, .. } | First::Broken(protocol) => {
+            Some(*protocol)
         }
-        First::Unnamed { protocol, .. } | First::Broken(protocol) => (Some(*protocol), None),
-        First::More | First::Foreign => (None, None),
+        First::More | First::Foreign => None,
     };
     Event::Denied {
         by: match protocol {
@@ -291,10 +289,18 @@ fn denied(tuple: &Tuple, first: &First, verdict: Verdict) -> Event {
             Some(Protocol::Http | Protocol::Http2) => Gate::Http,
             None => Gate::Firewall,
         },
-        host,
+        host: host_of(first),
         address: Some(tuple.destination),
         port: Some(tuple.destination_port),
         rule: verdict.rule,
+    }
+}
+
+fn host_of(first: &First) -> Option<String> {
+    match first {
+        First::Named { host: Host::Name(name), .. } => Some(name.clone()),
+        First::Named { host: Host::Address(address), .. } => Some(address.to_string()),
+        _ => None,
     }
 }
 

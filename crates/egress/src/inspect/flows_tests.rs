@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ipnet::IpNet;
 use proptest::prelude::*;
@@ -16,11 +17,15 @@ use crate::policy::{Action, Rules, Verdict};
 const GOOD: &[u8] = b"GET / HTTP/1.1\r\nHost: good.example\r\n\r\n";
 const EVIL: &[u8] = b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n";
 
-struct Only;
+#[derive(Default)]
+struct Only {
+    withdrawn: AtomicBool,
+}
 
 impl Rules for Only {
     fn name(&self, name: &str) -> Verdict {
-        let action = if name == "good.example" { Action::Allow } else { Action::Deny };
+        let good = name == "good.example" && !self.withdrawn.load(Ordering::Relaxed);
+        let action = if good { Action::Allow } else { Action::Deny };
         Verdict { action, rule: "default".into() }
     }
 
@@ -41,13 +46,15 @@ impl Rules for Only {
 struct Talk {
     flows: Flows,
     opened: Opened,
+    rules: Arc<Only>,
     port: u16,
 }
 
 impl Talk {
     fn new() -> Self {
         let opened = Opened::default();
-        Self { flows: Flows::new(Arc::new(Only), opened.clone()), opened, port: 40000 }
+        let rules = Arc::new(Only::default());
+        Self { flows: Flows::new(rules.clone(), opened.clone()), opened, rules, port: 40000 }
     }
 
     fn begun() -> Self {
@@ -162,6 +169,15 @@ fn a_second_beginning_does_not_reset_the_first() {
     assert_eq!(talk.server(5001, 1001, SYN | ACK, b""), Word::Drop);
     assert_eq!(talk.client(earlier + 1, ACK, GOOD), Word::Drop);
     assert_eq!(talk.server(5001, 1001, ACK, b"data"), Word::Pass);
+}
+
+#[test]
+fn what_is_withdrawn_before_the_server_has_seen_it_is_not_opened() {
+    let mut talk = Talk::begun();
+    assert_eq!(talk.client(1001, ACK, GOOD), Word::Pass);
+    talk.rules.withdrawn.store(true, Ordering::Relaxed);
+    assert_eq!(talk.server(5001, 1001 + GOOD.len() as u32, ACK, b""), Word::Refuse);
+    assert_eq!(talk.client(1001 + GOOD.len() as u32, ACK, b"more"), Word::Refuse);
 }
 
 #[test]

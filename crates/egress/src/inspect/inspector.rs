@@ -15,8 +15,8 @@ use crate::audit::Audit;
 use crate::firewall::{Firewall, MARK_OPEN, MARK_REFUSE, QUEUE};
 use crate::policy::Rules;
 
-/// Packets that wait at a time; more are lost, and sent again.
-const WAITING: u32 = 4096;
+/// Packets that wait at a time, 64 KiB of the kernel's memory each at most; more are lost, and sent again.
+const WAITING: u32 = 1024;
 /// Packets after which other tasks of the worker have their turn.
 const TURN: usize = 64;
 

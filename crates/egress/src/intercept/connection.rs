@@ -12,7 +12,7 @@ use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
@@ -20,7 +20,7 @@ use crate::audit::{Event, Gate};
 use crate::vault::Scheme;
 
 use super::exchange::{Memory, Session, answer, relay};
-use super::hello::{self, Hello};
+use super::hello::{self, Hello, Opening};
 use super::judge::{Denied, Wanted, judge};
 use super::proxy;
 use super::service::{Live, Shared};
@@ -50,29 +50,9 @@ pub(super) async fn handle(shared: Arc<Shared>, stream: TcpStream, live: Arc<Liv
         return;
     }
     live.goes_to(destination);
-    let done = match destination.port() {
-        443 => secure(shared, stream, Vec::new(), destination, live).await,
-        80 => plain(shared, stream, Vec::new(), destination, live).await,
-        _ => sniff(shared, stream, destination, live).await,
-    };
+    let done = open(shared, stream, destination, live).await;
     // Either side may hang up at any time; that is the normal end.
     drop(done);
-}
-
-/// On other ports the first byte tells: TLS begins with a handshake record, which no HTTP method does.
-async fn sniff(
-    shared: Arc<Shared>,
-    mut stream: TcpStream,
-    destination: SocketAddr,
-    live: Arc<Live>,
-) -> io::Result<()> {
-    let first =
-        tokio::time::timeout(HANDSHAKE, stream.read_u8()).await.map_err(|_| io::ErrorKind::TimedOut)??;
-    if first == 22 {
-        secure(shared, stream, vec![first], destination, live).await
-    } else {
-        plain(shared, stream, vec![first], destination, live).await
-    }
 }
 
 async fn plain(
@@ -95,22 +75,23 @@ async fn plain(
     serve(session, Protocol::Http1, Replayed::new(ahead, stream)).await
 }
 
-async fn secure(
+/// The first bytes tell what it is, on every port.
+async fn open(
     shared: Arc<Shared>,
     mut stream: TcpStream,
-    ahead: Vec<u8>,
     destination: SocketAddr,
     live: Arc<Live>,
 ) -> io::Result<()> {
-    let hello = match hello::read(&mut stream, ahead).await {
-        Ok(hello) => hello,
-        Err(error) => {
-            if error.kind() == io::ErrorKind::InvalidData {
-                let denied = Denied { rule: "default (no TLS handshake)".to_owned() };
-                tell(&shared, None, destination, &denied);
-                reset(stream);
-            }
-            return Err(error);
+    let hello = match hello::read(&mut stream).await? {
+        Opening::Hello(hello) => hello,
+        // Without TLS nothing is lent on the port of TLS.
+        Opening::Http(ahead) => return plain(shared, stream, ahead, destination, live).await,
+        Opening::Other(ahead) => return nameless(&shared, stream, ahead, destination, &live).await,
+        Opening::Broken => {
+            let denied = Denied { rule: "default (no TLS handshake that can be read)".to_owned() };
+            tell(&shared, None, destination, &denied);
+            reset(stream);
+            return Ok(());
         }
     };
     let name = hello.name.as_deref();
@@ -129,12 +110,40 @@ async fn secure(
     };
     if !bound {
         live.passes_undecrypted();
-        let mut upstream = proxy::reach(&shared, destination, name).await?;
-        upstream.write_all(&hello.bytes).await?;
-        tunnel::join(stream, upstream).await;
-        return Ok(());
+        return pass(&shared, stream, &hello.bytes, destination, name).await;
     }
     intercept(shared, stream, hello, destination, live).await
+}
+
+/// Other protocols name nobody: they pass where no name is needed.
+async fn nameless(
+    shared: &Shared,
+    stream: TcpStream,
+    ahead: Vec<u8>,
+    destination: SocketAddr,
+    live: &Live,
+) -> io::Result<()> {
+    let wanted = Wanted { name: None, address: destination.ip().to_canonical(), port: destination.port() };
+    if let Err(denied) = judge(&*shared.rules, &*shared.resolved, wanted) {
+        tell(shared, None, destination, &denied);
+        reset(stream);
+        return Ok(());
+    }
+    live.passes_undecrypted();
+    pass(shared, stream, &ahead, destination, None).await
+}
+
+async fn pass(
+    shared: &Shared,
+    stream: TcpStream,
+    ahead: &[u8],
+    destination: SocketAddr,
+    name: Option<&str>,
+) -> io::Result<()> {
+    let mut upstream = proxy::reach(shared, destination, name).await?;
+    upstream.write_all(ahead).await?;
+    tunnel::join(stream, upstream).await;
+    Ok(())
 }
 
 async fn intercept(

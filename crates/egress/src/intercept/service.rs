@@ -158,9 +158,9 @@ impl Interceptor {
                 address: destination.ip().to_canonical(),
                 port: destination.port(),
             };
-            // A connection of requests that has not had one yet will be judged with the first.
-            let allowed = name.is_none() && destination.port() == Scheme::Http.port()
-                || judge(&*self.shared.rules, &Led, wanted).is_ok();
+            // What has not named anything yet will be judged when it does.
+            let undecided = name.is_none() && !undecrypted;
+            let allowed = undecided || judge(&*self.shared.rules, &Led, wanted).is_ok();
             let bound = undecrypted && destination.port() == Scheme::Https.port();
             let bound = bound
                 && matches!((&lent, &name), (Some(lent), Some(name)) if lent.covers(Scheme::Https, name));

@@ -6,6 +6,9 @@ use thiserror::Error;
 
 use super::Action;
 
+/// Bytes of all targets of a policy: patches must not make it grow without end.
+const MOST_BYTES: usize = 4 << 20;
+
 /// A policy as it was set, with its words normalised.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Policy {
@@ -36,6 +39,8 @@ pub enum Invalid {
     EmptyArray,
     #[error("{found} rules are more than the {limit} that this sandbox may have")]
     TooManyRules { found: usize, limit: usize },
+    #[error("the targets of all rules together are longer than {MOST_BYTES} bytes")]
+    TooLong,
 }
 
 impl Invalid {
@@ -47,6 +52,7 @@ impl Invalid {
             Self::EmptyTarget(_) => "POLICY_EMPTY_TARGET",
             Self::EmptyBody | Self::EmptyArray => "POLICY_NOTHING_GIVEN",
             Self::TooManyRules { .. } => "POLICY_TOO_MANY_RULES",
+            Self::TooLong => "POLICY_TOO_LONG",
         }
     }
 }
@@ -107,10 +113,12 @@ impl Policy {
         }
     }
 
-    /// Refuses more rules than the limit; a limit of zero is none.
+    /// Refuses more rules than the limit, and more than memory is meant for; a limit of zero is none.
     pub fn within(self, limit: usize) -> Result<Self, Invalid> {
+        let bytes: usize = self.egress.iter().map(|rule| rule.target.len()).sum();
         match self.egress.len() {
             found if limit > 0 && found > limit => Err(Invalid::TooManyRules { found, limit }),
+            _ if bytes > MOST_BYTES => Err(Invalid::TooLong),
             _ => Ok(self),
         }
     }
@@ -255,6 +263,9 @@ mod tests {
         assert!(policy.clone().within(0).is_ok());
         assert!(policy.clone().within(3).is_ok());
         assert!(matches!(policy.within(2), Err(Invalid::TooManyRules { found: 3, limit: 2 })));
+        let long = "x".repeat(MOST_BYTES / 2 + 1);
+        let policy = Policy { default_action: Action::Deny, egress: vec![rule(Action::Deny, &long); 2] };
+        assert!(matches!(policy.within(0), Err(Invalid::TooLong)));
     }
 
     fn some_rule() -> impl Strategy<Value = Rule> {

@@ -18,6 +18,7 @@ use super::{Action, Rules, Verdict};
 #[derive(Debug)]
 pub struct Effective {
     default_action: Action,
+    names_matter: bool,
     written: Vec<Written>,
     /// Name to the first rule for exactly it; parent to the first rule for all below it.
     exact: HashMap<String, usize>,
@@ -37,6 +38,7 @@ impl Effective {
     pub fn new(always: &Always, policy: &Policy) -> Self {
         let mut rules = Self {
             default_action: policy.default_action,
+            names_matter: false,
             written: Vec::new(),
             exact: HashMap::new(),
             below: HashMap::new(),
@@ -52,6 +54,7 @@ impl Effective {
         for rule in &policy.egress {
             rules.add(rule.action, &rule.target, "");
         }
+        rules.names_matter = rules.has_names_against_the_default();
         rules
     }
 
@@ -69,14 +72,12 @@ impl Effective {
 
     /// Whether names decide anything: what is allowed is found by name, or some names are denied.
     pub fn names_matter(&self) -> bool {
-        match self.default_action {
-            Action::Deny => self.has_names(Action::Allow),
-            Action::Allow => self.has_names(Action::Deny),
-        }
+        self.names_matter
     }
 
-    fn has_names(&self, action: Action) -> bool {
-        self.exact.values().chain(self.below.values()).any(|&index| self.written[index].action == action)
+    fn has_names_against_the_default(&self) -> bool {
+        let mut deciding = self.exact.values().chain(self.below.values());
+        deciding.any(|&index| self.written[index].action != self.default_action)
     }
 
     fn verdict(&self, index: Option<usize>) -> Option<Verdict> {

@@ -59,15 +59,58 @@ async fn without_a_name_the_address_needs_a_rule() {
     assert_eq!(ask(stream, get(SERVER, "/")).await.status(), StatusCode::OK);
 }
 
-#[tokio::test]
-async fn what_is_no_handshake_is_reset() {
-    let mut stack = Stack::bound();
-    let through = stack.intercept(HTTPS).await;
+/// Writes bytes and reads what comes, until the end or until nothing more is needed.
+async fn raw(through: std::net::SocketAddr, bytes: &[u8], enough: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(through).await.unwrap();
-    stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").await.unwrap();
-    let mut rest = Vec::new();
-    assert!(stream.read_to_end(&mut rest).await.is_err() || rest.is_empty());
+    stream.write_all(bytes).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(enough) || enough.is_empty() {
+        if !matches!(stream.read_buf(&mut answer).await, Ok(1..)) {
+            break;
+        }
+    }
+    answer
+}
+
+#[tokio::test]
+async fn other_protocols_pass_where_no_name_is_needed() {
+    let mut stack = Stack::bound();
+    let listener = stack.listen(HTTPS).await;
+    stack.own(tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut read, mut write) = stream.split();
+                tokio::io::copy(&mut read, &mut write).await
+            });
+        }
+    }));
+    let through = stack.intercept(HTTPS).await;
+    let banner = b"SSH-2.0-OpenSSH_9.2\r\n";
+    assert_eq!(raw(through, banner, b"").await, b"");
+    assert!(stack.told().contains("default (no host name)"));
+    stack.world.addresses.lock().unwrap().insert(SERVER.parse().unwrap(), Action::Allow);
+    assert_eq!(raw(through, banner, banner).await, banner);
+    // What begins as TLS has to be TLS: its name could be one that only the server can read.
+    assert_eq!(raw(through, b"\x16\x03\x01\x00\x04\x01\x00\x00\x00", b"").await, b"");
     assert!(stack.told().contains("no TLS handshake"));
+}
+
+#[tokio::test]
+async fn plain_http_is_judged_on_the_port_of_tls_too_and_gets_nothing() {
+    let mut stack = Stack::new();
+    stack.write(
+        http::Method::POST,
+        &crate::stack::bearer(r#","schemes":["http","https"]"#),
+        StatusCode::CREATED,
+    );
+    let (seen, handler) = recorder();
+    stack.serve(HTTPS, None, handler).await;
+    let through = stack.intercept(HTTPS).await;
+    let answer = ask(TcpStream::connect(through).await.unwrap(), get("other.example.com", "/")).await;
+    assert_eq!(answer.status(), StatusCode::FORBIDDEN);
+    let answer = ask(TcpStream::connect(through).await.unwrap(), get(NAME, "/")).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!((seen.count(), seen.header("authorization")), (1, None));
 }
 
 #[tokio::test]

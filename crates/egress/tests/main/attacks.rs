@@ -342,3 +342,28 @@ fn header_options_do_not_lead_elsewhere() {
         assert_eq!(ear.hears(), b"without");
     }
 }
+
+#[test]
+fn what_is_inspected_does_not_run_out_of_hops() {
+    for stage in [Stage::gateway(), Stage::shared()] {
+        let program = stage.start(Fake::new(Action::Deny, &["good.example"], &[]));
+        program.apply(by_name(&[SERVERS[0]]));
+        let ear = inside(&stage.space("w"), || raw(libc::IPPROTO_TCP as u32));
+        let mut stream = stage.boxed(|| {
+            let kind = SocketType::STREAM;
+            let socket = socket_with(AddressFamily::INET, kind, SocketFlags::CLOEXEC, None).unwrap();
+            // Enough for a gateway, not for what comes behind it.
+            set(&socket, libc::IPPROTO_IP, libc::IP_TTL, &2_u32.to_ne_bytes()).unwrap();
+            let to = SocketAddrV4::new(SERVERS[0].parse().unwrap(), 443);
+            rustix::net::connect(&socket, &to).unwrap();
+            TcpStream::from(socket)
+        });
+        echoes(&mut stream, &hello(Some("good.example"))).unwrap();
+        // Beginning, acknowledgement, first bytes.
+        for _ in 0..3 {
+            let mut buffer = [0; 4096];
+            rustix::net::recv(&ear, &mut buffer[..], rustix::net::RecvFlags::empty()).unwrap();
+            assert_eq!(buffer[8], 64);
+        }
+    }
+}

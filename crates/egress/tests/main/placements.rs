@@ -114,6 +114,7 @@ fn addresses_of_names_pass_with_an_allowed_name() {
         echoes(&mut greeted, &hello(Some("evil.example"))).unwrap();
         // QUIC falls back.
         asks(stage, SERVERS[0], 443).unwrap_err();
+        rules.hears(|event| matches!(event, Event::Denied { by: Gate::Firewall, rule, port: Some(443), .. } if rule == "QUIC hides names"));
         // Not resolved.
         assert_eq!(stage.dial(SERVERS[1], 443).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     });

@@ -12,6 +12,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
+use super::world::RESOLVER;
+
 /// Only so that a test that fails does not hang.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -24,19 +26,42 @@ pub struct Answer {
     pub reason: Option<(u16, String)>,
 }
 
-/// Asks a resolver that the sandbox chooses.
+/// Asks a resolver that the sandbox chooses, by UDP.
 pub fn ask(name: &str, kind: RecordType) -> io::Result<Answer> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.set_read_timeout(Some(PATIENCE))?;
-    socket.connect((super::world::RESOLVER, 53))?;
+    socket.connect((RESOLVER, 53))?;
+    let question = question(name, kind);
+    socket.send(&question.to_vec().unwrap())?;
+    let mut packet = [0; 2048];
+    let length = socket.recv(&mut packet)?;
+    Ok(read(&question, &packet[..length]))
+}
+
+/// The same by TCP.
+pub fn ask_by_stream(name: &str, kind: RecordType) -> io::Result<Answer> {
+    let mut stream = connect(RESOLVER.parse::<IpAddr>().unwrap(), 53)?;
+    let question = question(name, kind);
+    let bytes = question.to_vec().unwrap();
+    stream.write_all(&u16::try_from(bytes.len()).unwrap().to_be_bytes())?;
+    stream.write_all(&bytes)?;
+    let mut length = [0; 2];
+    stream.read_exact(&mut length)?;
+    let mut answer = vec![0; u16::from_be_bytes(length).into()];
+    stream.read_exact(&mut answer)?;
+    Ok(read(&question, &answer))
+}
+
+fn question(name: &str, kind: RecordType) -> Message {
     let mut question = Message::query();
     question.metadata.recursion_desired = true;
     question.queries.push(Query::query(Name::from_ascii(format!("{name}.")).unwrap(), kind));
     question.edns = Some(Edns::new());
-    socket.send(&question.to_vec().unwrap())?;
-    let mut packet = [0; 2048];
-    let length = socket.recv(&mut packet)?;
-    let answer = Message::from_vec(&packet[..length]).unwrap();
+    question
+}
+
+fn read(question: &Message, bytes: &[u8]) -> Answer {
+    let answer = Message::from_vec(bytes).unwrap();
     assert_eq!(answer.metadata.id, question.metadata.id);
     let reason = answer.edns.and_then(|edns| match edns.options().as_ref().first() {
         Some((_, EdnsOption::Unknown(15, data))) => {
@@ -45,7 +70,7 @@ pub fn ask(name: &str, kind: RecordType) -> io::Result<Answer> {
         _ => None,
     });
     let addresses = answer.answers.iter().filter_map(|record| record.data.ip_addr()).collect();
-    Ok(Answer { code: answer.metadata.response_code, addresses, reason })
+    Answer { code: answer.metadata.response_code, addresses, reason }
 }
 
 /// The addresses of a name, as `getaddrinfo` would find them.

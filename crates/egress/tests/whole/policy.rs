@@ -6,7 +6,7 @@ use std::time::Duration;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
-use super::client::{ask, connect, echo, get, resolve, tls};
+use super::client::{ask, ask_by_stream, connect, echo, get, resolve, tls};
 use super::program::{Home, Program, call, change};
 use super::stage::{Place, Stage};
 use super::world::World;
@@ -25,12 +25,14 @@ fn names_and_addresses_are_decided(place: Place) {
     let mut program = Program::start(&stage, &home);
     let authority = world.authority.clone();
     stage.sandbox.within(|| {
+        connect(GOOD, 8080).expect_err("nobody has asked for a name that leads there");
         let denied = ask("bad.test", RecordType::A).unwrap();
         assert_eq!(denied.code, ResponseCode::NXDomain);
         assert_eq!(denied.reason.unwrap(), (15, "blocked by the network policy: default".into()));
         assert_eq!(ask("good.test", RecordType::HTTPS).unwrap().code, ResponseCode::NoError);
+        assert_eq!(ask_by_stream("bad.test", RecordType::A).unwrap().code, ResponseCode::NXDomain);
+        assert_eq!(ask_by_stream("www.good.test", RecordType::A).unwrap().addresses, [GOOD]);
 
-        connect(GOOD, 8080).expect_err("nobody has asked for a name that leads there");
         assert_eq!(resolve("good.test"), [GOOD]);
         let body = get(connect(GOOD, 80).unwrap(), "good.test", "/a").unwrap();
         assert!(body.ends_with("served GET /a HTTP/1.1"), "{body}");

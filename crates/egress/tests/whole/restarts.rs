@@ -1,6 +1,6 @@
 //! What dies and comes back: nothing gets out meanwhile, and what was known is known again.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
@@ -97,6 +97,31 @@ fn nothing_gets_out_of_a_shared_network_without_a_program() {
 #[test]
 fn nothing_gets_out_after_an_orderly_end() {
     without_a_program_nothing_gets_out(Place::Gateway, Signal::TERM);
+}
+
+#[test]
+fn nobody_takes_the_place_of_a_worker_that_is_gone() {
+    let stage = Stage::new(Place::Shared);
+    let _world = World::start(&stage.world);
+    let home = Home::new(NOTHING);
+    let mut program = Program::start(&stage, &home);
+    let taken = || {
+        stage.sandbox.within(|| {
+            TcpListener::bind("0.0.0.0:18080").is_ok()
+                || TcpListener::bind("127.0.0.1:18081").is_ok()
+                || TcpListener::bind("127.0.0.1:15353").is_ok()
+                || UdpSocket::bind("127.0.0.1:15353").is_ok()
+        })
+    };
+    for _ in 0..2 {
+        assert!(!taken());
+        kill_process(program.worker(), Signal::KILL).unwrap();
+        assert!(!taken());
+        // Asked while nobody is there, answered by the next one.
+        let (status, _) = call(&stage, "GET", "/policy", "");
+        assert_eq!(status, 200);
+        program.await_line(|line| line["ready"] == true);
+    }
 }
 
 #[test]

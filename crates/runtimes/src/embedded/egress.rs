@@ -17,7 +17,7 @@ use sandglass_sandbox::{
 };
 use sandglass_shim::spec::{Bind, BoxSpec, EgressLimits, EgressSpec, NetworkSpec};
 
-use super::Shared;
+use super::{Shared, network::Network};
 use crate::docker::UpstreamProxy;
 
 const TOKEN: &str = "OPENSANDBOX_EGRESS_TOKEN";
@@ -61,13 +61,13 @@ impl Default for EgressConfig {
 }
 
 impl Shared {
-    /// What the shim needs for the enforcer of a box; `user` is the host user that nobody else is.
+    /// What the shim needs for the enforcer of the box in a slot.
     pub(super) fn egress_spec(
         &self,
         id: SandboxId,
         egress: &Egress,
         network: &NetworkSpec,
-        user: u32,
+        slot: u32,
     ) -> Result<EgressSpec, RuntimeError> {
         let config = &self.config.egress;
         let env = environment(config, id, egress, network)
@@ -81,7 +81,7 @@ impl Shared {
             program: self.binaries.egress.clone(),
             authority: intercepts(&env),
             env,
-            user,
+            user: Network::enforcer(slot),
             ready_within_ms: u64::try_from(config.readiness_timeout.as_millis()).unwrap_or(u64::MAX),
             limits: EgressLimits { cpu_millis: config.cpu_millis, memory_bytes: config.memory_bytes },
             views,

@@ -44,8 +44,8 @@ impl Shared {
         };
         let limits = plan.spec.limits;
         let network = self.network.of_box(id, slot);
-        let egress = plan.spec.egress.as_ref();
-        let egress = egress.map(|egress| self.egress_spec(id, egress, &network, Network::enforcer(slot)));
+        let asked = plan.spec.egress.as_ref();
+        let egress = asked.map(|asked| self.egress_spec(id, asked, &network, slot)).transpose()?;
         Ok(BoxSpec {
             version: shim::SPEC_VERSION,
             id: id.to_string(),
@@ -62,7 +62,7 @@ impl Shared {
                 volumes: plan.spec.volumes.iter().filter_map(bind).collect(),
             },
             network: Some(network),
-            egress: egress.transpose()?,
+            egress,
             ids: Network::ids(slot),
             limits: shim::Limits {
                 cpu_millis: limits.cpu_millis,

@@ -54,10 +54,18 @@ fn both_mounts(app: &App) -> Router<App> {
         )
         .route("/templates", post(unsupported::create_template).get(unsupported::list_templates))
         .route("/templates/{id}", get(unsupported::no_templates).delete(unsupported::no_templates))
-        // Ports of sandboxes. Admission is the ingress's own: the key, or the sandbox's token.
+}
+
+/// Ports of sandboxes, on both mounts. Admission is the ingress's own: the key, or the sandbox's token. Apart from the others, because
+/// every layer costs every request, and most of them leave these alone ([`middleware::auth::is_proxied`]).
+fn ports() -> Router<App> {
+    Router::new()
         .route("/sandboxes/{id}/proxy/{port}", any(proxy))
         .route("/sandboxes/{id}/proxy/{port}/", any(proxy))
         .route("/sandboxes/{id}/proxy/{port}/{*path}", any(proxy))
+        .route("/v1/sandboxes/{id}/proxy/{port}", any(proxy))
+        .route("/v1/sandboxes/{id}/proxy/{port}/", any(proxy))
+        .route("/v1/sandboxes/{id}/proxy/{port}/{*path}", any(proxy))
 }
 
 /// Routes of ours and of `/v1` only. All need the key.
@@ -122,10 +130,11 @@ pub fn build(app: App) -> Router {
         .merge(open())
         .fallback(middleware::routing::not_found)
         .method_not_allowed_fallback(middleware::routing::method_not_allowed)
-        .with_state(app)
         .layer(from_fn(middleware::routing::normalize))
         .layer(from_fn_with_state(door, middleware::auth::require_key))
         .layer(from_fn_with_state(cap, middleware::concurrency::limit))
+        .merge(ports())
+        .with_state(app)
         .layer(from_fn(middleware::cors::answer))
         .layer(from_fn_with_state(telemetry, middleware::request_id::attach))
 }

@@ -126,19 +126,7 @@ fn begin(
     let host = host.map_err(|error| Failure::new("host", error))?;
     let spec = dir.spec().map_err(failed("spec"))?;
     let facts = dir.facts().map_err(failed("spec"))?;
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
-    let state = BoxState {
-        phase: Phase::Creating,
-        paused: false,
-        init_pid: None,
-        init_start_ticks: None,
-        shim_pid: pid,
-        shim_start_ticks: start_ticks(pid).unwrap_or(0),
-        boot_id: host.boot_id.clone(),
-        started_at_ms: None,
-        exit: None,
-        enforcer: None,
-    };
+    let state = first_state(host);
     dir.write_state(&state).map_err(failed("directory"))?;
     let listener = connections::listen(dir).map_err(failed("directory"))?;
     let expiry = Expiry::new().map_err(failed("directory"))?;
@@ -170,6 +158,22 @@ fn begin(
             Ok((shim, launched))
         }
         Err(failure) => Err(shim.undo(failure, ExitCause::CreateFailed)),
+    }
+}
+
+fn first_state(host: &Host) -> BoxState {
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    BoxState {
+        phase: Phase::Creating,
+        paused: false,
+        init_pid: None,
+        init_start_ticks: None,
+        shim_pid: pid,
+        shim_start_ticks: start_ticks(pid).unwrap_or(0),
+        boot_id: host.boot_id.clone(),
+        started_at_ms: None,
+        exit: None,
+        enforcer: None,
     }
 }
 
