@@ -98,10 +98,6 @@ loop = "uvloop"
 http = "h11"
 open_proxy = true
 open_metrics = true
-tls_cert = "/c.pem"
-tls_key = "/k.pem"
-tls_redirect_port = 9080
-hsts_max_age_seconds = 60
 [proxy]
 resolve_internal = false
 [log]
