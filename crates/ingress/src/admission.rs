@@ -153,7 +153,8 @@ mod tests {
         let plain = Route::plain("box", 80);
         let elsewhere = Route { port: 81, ..signed(Short, 'a') };
         let right = Some(&b" token "[..]);
-        let cases: &[(Option<&str>, Option<&[u8]>, &Route, u64, Result<(), Denied>)] = &[
+        type Case<'a> = (Option<&'a str>, Option<&'a [u8]>, &'a Route, u64, Result<(), Denied>);
+        let cases: &[Case<'_>] = &[
             (None, None, &plain, 0, Ok(())),
             (Some(" "), None, &plain, 0, Ok(())),
             (None, Some(b"nonsense"), &signed(Short, 'z'), 999, Ok(())),

@@ -118,6 +118,7 @@ fn every_key_can_be_set_in_the_environment() {
         ("store.postgresql.dsn", "postgres://u:hunter2@h/db"),
         ("egress.upstream_proxy.authorization", "Basic hunter2"),
         ("ingress.secure_access.keys", "a=aHVudGVyMg=="),
+        ("ingress.key", "hunter2"),
         ("renew_intent.redis.dsn", "redis://:hunter2@h/0"),
         ("otel.endpoint", "http://u:hunter2@otel/v1/metrics"),
         ("docker.sandbox_env", "TOKEN=hunter2"),

@@ -153,7 +153,7 @@ mod tests {
         let long = "a".repeat(60);
         assert_eq!(mint(Generation::Full, &long, None), Some(Refusal::LabelTooLong));
         assert_eq!(mint(Generation::Full, "my-sandbox", Some(9)), Some(Refusal::LabelTooLong));
-        assert_eq!(mint(Generation::Short, &"a".repeat(45), Some(9)), Some(Refusal::LabelTooLong));
+        assert_eq!(mint(Generation::Short, &"a".repeat(46), Some(9)), Some(Refusal::LabelTooLong));
         assert_eq!(mint(Generation::Full, UUID, Some(u64::MAX)), Some(Refusal::ExpiresTooLate));
         assert_eq!(mint(Generation::Short, UUID, Some(u64::MAX)), Some(Refusal::LabelTooLong));
     }
