@@ -1,7 +1,7 @@
 """The rest of the world for tests of egress policies: a network namespace with name, web and TLS servers of its own.
 
-As a program (`python egress_world.py`) it is those servers; as a module it makes the namespace, the authority that the servers'
-certificates come from, and the programs that run in it. All addresses are reserved for documentation.
+As a program (`python egress_world.py FOLDER BLOCK`) it is those servers; as a module it makes the namespace, the authority that the
+servers' certificates come from, and the programs that run in it. All addresses are reserved for measurements, and nobody's outside.
 """
 
 import json
@@ -16,10 +16,12 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-HOST, RESOLVER = "198.51.100.129", "198.51.100.130"
-NAMES = {"allowed.test": "203.0.113.10", "other.test": "203.0.113.11", "sub.wild.test": "203.0.113.12"}
+# Runs at the same time do not meet.
+BLOCK = int(sys.argv[2]) if __name__ == "__main__" else os.getpid() % 256
+HOST, RESOLVER = f"198.19.{BLOCK}.1", f"198.19.{BLOCK}.2"
+NAMES = {"allowed.test": f"198.19.{BLOCK}.10", "other.test": f"198.19.{BLOCK}.11", "sub.wild.test": f"198.19.{BLOCK}.12"}
 # Nobody's name.
-BARE = "203.0.113.20"
+BARE = f"198.19.{BLOCK}.20"
 
 
 class World:
@@ -75,7 +77,7 @@ class World:
 
     def _start(self):
         self.servers = subprocess.Popen(
-            ["ip", "netns", "exec", self.name, sys.executable, __file__, str(self.folder)], stdout=subprocess.PIPE
+            ["ip", "netns", "exec", self.name, sys.executable, __file__, str(self.folder), str(BLOCK)], stdout=subprocess.PIPE
         )
         assert self.servers.stdout.readline() == b"ready\n"
 
