@@ -358,7 +358,7 @@ mod tests {
 
     fn minting(address: &str, route: RouteMode, signs: bool) -> Minting {
         let secret = b"secret-bytes-0001".to_vec();
-        Minting::new(address, route, signs.then(|| (Key { id: 'k', secret }, Generation::Short)))
+        Minting::new(address, route, signs.then_some((Key { id: 'k', secret }, Generation::Short)))
     }
 
     #[test]
