@@ -33,6 +33,7 @@ PORT = 8080
 MIB = 1 << 20
 
 NGINX = """
+user root;
 worker_processes {workers};
 daemon off;
 pid {home}/nginx.pid;
@@ -58,6 +59,7 @@ http {{
             proxy_set_header Upgrade $http_upgrade;
             proxy_request_buffering off;
             proxy_buffering {buffering};
+            proxy_max_temp_file_size 0;
             proxy_read_timeout 1h;
         }}
     }}
