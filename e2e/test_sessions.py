@@ -68,7 +68,7 @@ def test_a_timeout_ends_the_run_with_an_error(run):
     run("kept=1")
     begun = time.monotonic()
     done = run("echo on; sleep 30; echo never", timeout=timedelta(milliseconds=500))
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 25
     assert texts(done.logs.stdout) == ["on"] and done.exit_code == -1 and done.complete is None
     assert texts(run("echo $kept").logs.stdout) == ["1"]
 

@@ -162,7 +162,7 @@ fn waiting(stub: &Stub) -> (std::process::Child, Pid) {
         .unwrap();
     wait_until("the command was started", || stub.was_asked(&format!("POST /v1/sandboxes/{ID}/proxy")));
     // The first event, which tells the command's id, follows at once.
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_secs(1));
     let pid = Pid::from_child(&child);
     (child, pid)
 }

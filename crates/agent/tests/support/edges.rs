@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::support::{Agent, parse};
+use crate::support::{Agent, parse, until};
 
 #[test]
 fn ping_routes_and_errors() {
@@ -106,22 +106,20 @@ fn local_connections_are_few_and_must_ask() {
     let mut idle: Vec<_> = (0..200).map(|_| agent.connect()).collect();
     // Half a head is not one.
     let _ = idle[0].write_all(b"GET /ping HTTP/1.1\r\nX: ");
-    std::thread::sleep(Duration::from_millis(500));
     let closed = |stream: &mut TcpStream| {
         stream.set_nonblocking(true).unwrap();
         let read = stream.read(&mut [0; 512]);
         stream.set_nonblocking(false).unwrap();
         !read.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock)
     };
-    let refused = idle.iter_mut().skip(1).filter_map(|s| closed(s).then_some(())).count();
-    assert!((72..=74).contains(&refused), "{refused}");
+    let mut refused = || idle.iter_mut().skip(1).filter_map(|s| closed(s).then_some(())).count();
+    until(|| (refused() >= 72).then_some(()));
+    assert!(refused() <= 74, "{}", refused());
     // One that is connected keeps its slot, and goes on being served.
     ask(&mut kept);
     let _ = idle[0].read_to_end(&mut Vec::new());
-    let took = start.elapsed();
-    assert!((Duration::from_secs(9)..Duration::from_secs(14)).contains(&took), "{took:?}");
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(idle.iter_mut().all(closed));
+    assert!(start.elapsed() >= Duration::from_secs(9), "a head may take ten seconds");
+    until(|| idle.iter_mut().all(closed).then_some(()));
     ask(&mut kept);
     assert_eq!(agent.get("/ping").status, 200);
 }

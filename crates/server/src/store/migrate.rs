@@ -265,8 +265,22 @@ async fn read_postgres(config: &PostgresConfig) -> Result<Database, StoreError> 
     Ok(Database::Postgres(pool.connect_lazy_with(options)))
 }
 
+/// How long somebody who has just stopped may take to let go of a file: connections are closed by threads of their own.
+const LETTING_GO: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
 /// A running server keeps its connection to the file, and while there is one the journal mode cannot be changed.
 async fn file_in_use(path: &Path) -> Result<bool, StoreError> {
+    let free = async {
+        while is_held(path).await? {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        Ok(false)
+    };
+    tokio::time::timeout(LETTING_GO, free).await.unwrap_or(Ok(true))
+}
+
+async fn is_held(path: &Path) -> Result<bool, StoreError> {
     let options = SqliteConnectOptions::new()
         .filename(path)
         .journal_mode(SqliteJournalMode::Delete)

@@ -334,11 +334,11 @@ fn removal_gives_the_agent_its_grace() {
     let mark = stage.home.join("mark");
     fs::create_dir(&mark).unwrap();
     let boxed = stage.boxed_with(|spec| {
-        let script = "trap 'echo bye > /mark/bye; exit 5' TERM; while :; do sleep 0.01; done";
+        let script = "trap 'echo bye > /mark/bye; exit 5' TERM; : > /mark/set; while :; do sleep 0.01; done";
         spec.process.entrypoint = vec!["/bin/sh".into(), "-c".into(), script.into()];
         spec.root.volumes = vec![Bind { source: mark.clone(), target: "/mark".into(), read_only: false }];
     });
-    std::thread::sleep(Duration::from_millis(50));
+    eventually("the trap is set", || mark.join("set").exists());
     let begun = Instant::now();
     assert!(boxed.ask(Request::Remove { grace_ms: 120_000 }).ok);
     assert!(begun.elapsed() < Duration::from_secs(60), "it stopped by itself, so nobody should have waited");
@@ -347,9 +347,11 @@ fn removal_gives_the_agent_its_grace() {
     assert_eq!(fs::metadata(mark.join("bye")).unwrap().uid(), 0);
 
     let stubborn = stage.boxed_with(|spec| {
-        let script = "trap '' TERM; while :; do sleep 1; done";
+        let script = "trap '' TERM; : > /mark/ignored; while :; do sleep 1; done";
         spec.process.entrypoint = vec!["/bin/sh".into(), "-c".into(), script.into()];
+        spec.root.volumes = vec![Bind { source: mark.clone(), target: "/mark".into(), read_only: false }];
     });
+    eventually("the signal is ignored", || mark.join("ignored").exists());
     let begun = Instant::now();
     assert!(stubborn.ask(Request::Remove { grace_ms: 200 }).ok);
     assert!(begun.elapsed() >= Duration::from_millis(200));
