@@ -129,7 +129,13 @@ impl Program {
         kill_process(self.supervisor(), signal).unwrap();
         self.child.wait().unwrap();
         let end = Instant::now() + PATIENCE;
-        while std::path::Path::new(&worker).join("exe").exists() {
+        // A process lets go of its memory, and with it of `exe`, before it lets go of its sockets.
+        let runs = || {
+            let threads = std::fs::read_dir(format!("{worker}/task")).ok()?;
+            let stats = threads.flatten().filter_map(|t| std::fs::read_to_string(t.path().join("stat")).ok());
+            Some(stats.into_iter().any(|stat| !stat.contains(") Z ")))
+        };
+        while runs() == Some(true) {
             assert!(Instant::now() < end, "the worker lives on");
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -19,6 +19,11 @@ const ISOLATION: (&str, &str) = ("bootstrap.execd.isolation", "enable");
 const GUARDED: [&str; 2] = ["NET_ADMIN", "NET_RAW"];
 const ISOLATION_DIRECTORY: &str = "/var/lib/execd/isolation";
 
+/// Whether the box's agent gets what it needs to make namespaces: more than a policy can hold, because the box shares its enforcer's network.
+pub(super) fn divides_itself(spec: &Spec) -> bool {
+    spec.extensions.get(ISOLATION.0).is_some_and(|value| value == ISOLATION.1)
+}
+
 /// Refuses configuration that no create could succeed with.
 pub(super) fn check(config: &DockerConfig) -> Result<(), RuntimeError> {
     config.ulimits.iter().try_for_each(|text| ulimit(text).map(drop))?;
@@ -53,7 +58,7 @@ pub(super) fn seccomp(config: &DockerConfig) -> Result<Option<String>, RuntimeEr
 
 /// Everything about a container that does not depend on the one box: limits and confinement.
 pub(super) fn confined(config: &DockerConfig, seccomp: Option<&str>, spec: &Spec) -> HostConfig {
-    let isolation = spec.extensions.get(ISOLATION.0).is_some_and(|value| value == ISOLATION.1);
+    let isolation = divides_itself(spec);
     let mut host = HostConfig {
         binds: Some(config.sandbox_binds.clone()).filter(|b| !b.is_empty()),
         runtime: config.secure_runtime.clone(),

@@ -104,6 +104,10 @@ impl Shared {
             if self.config.secure_runtime.as_deref().is_some_and(|name| name.contains("runsc")) {
                 return Err(invalid("network", "gVisor cannot enforce a network policy"));
             }
+            if host_config::divides_itself(spec) {
+                let message = "a network policy cannot hold a sandbox that has the extension bootstrap.execd.isolation                                on this runtime; leave one of them out";
+                return Err(invalid("network", message));
+            }
         }
         self.admit_volumes(spec).await
     }

@@ -58,8 +58,6 @@ fn every_refusal_has_its_documented_code() {
         (json!({"platform": {"os": "plan9", "arch": "amd64"}}), parameter),
         (json!({"timeout": 86_401}), parameter),
         (json!({"timeout": i64::MAX}), parameter),
-        (json!({"networkPolicy": {"egress": []}}), parameter),
-        (json!({"networkPolicy": {"egress": []}, "credentialProxy": {"enabled": true}}), parameter),
         (json!({"resourceLimits": {"cpu": "0"}}), parameter),
         (json!({"resourceLimits": {"memory": "1.5Gi"}}), parameter),
         (json!({"resourceLimits": {"gpu": "1"}}), parameter),
