@@ -1,12 +1,8 @@
 """The gateway, within the server and alone: the published SDK through it, raw requests, signatures, waking, the end of either side."""
 
-import base64
 import json
-import os
-import secrets
 import signal
 import socket
-import subprocess
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -18,13 +14,12 @@ from opensandbox import SandboxSync
 from opensandbox.config import ConnectionConfigSync
 
 from docker_engine import PYTHON
+from gateways import INGRESS_KEY, Gateway, config_of, nested
 from services import Redis
 from stack import Stack, free_port, wait_for
 
 pytestmark = pytest.mark.sandglass
 
-SIGNING_KEY = base64.b64encode(secrets.token_bytes(32)).decode()
-INGRESS_KEY = secrets.token_hex(16)
 SERVER_PY = """
 import http.server, sys, time
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -50,45 +45,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 http.server.ThreadingHTTPServer(("0.0.0.0", int(sys.argv[1])), Handler).serve_forever()
 """
-
-
-class Gateway:
-    """`sandglass ingress` beside a server."""
-
-    def __init__(self, stack, *flags, key=INGRESS_KEY, port=None):
-        self.port = port or free_port()
-        self.log = stack.home / f"gateway-{self.port}.log"
-        command = [stack.binary, "ingress", f"--server={stack.url}", "-host", "127.0.0.1", "-port", str(self.port), *flags]
-        with open(self.log, "ab") as log:
-            environment = {**os.environ, "SANDGLASS_INGRESS_KEY": key, "OPENSANDBOX_SECURE_ACCESS_KEYS": f"k={SIGNING_KEY}"}
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
-
-    def ready(self):
-        def healthy():
-            assert self.process.poll() is None, self.log.read_text()
-            try:
-                return httpx.get(f"http://127.0.0.1:{self.port}/status.ok", timeout=5).text == "OK"
-            except httpx.HTTPError:
-                return False
-
-        assert wait_for(healthy, 40), self.log.read_text()
-        return self
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.terminate()
-        return self.process.wait(60)
-
-
-def config_of(mode, port, signature="full", **ingress):
-    address = "*.sandbox.example" if mode == "wildcard" else f"127.0.0.1:{port}"
-    return {
-        "ingress": {"mode": "gateway", "key": INGRESS_KEY, **ingress},
-        "ingress.gateway": {"address": address},
-        "ingress.gateway.route": {"mode": mode},
-        "ingress.secure_access": {"active_key": "k", "keys": f"k={SIGNING_KEY}", "signature": signature},
-        "renew_intent": {"enabled": True, "min_interval_seconds": 1},
-    }
 
 
 class Scene:
@@ -193,10 +149,7 @@ def test_the_sdk_works_through_the_gateway(mode, within):
 @pytest.mark.parametrize("mode", ["header", "uri"])
 def test_the_sdk_works_through_the_gateway_on_docker(on_docker, mode):
     port = free_port()
-    sections = config_of(mode, port)
-    nested = {"ingress": {**sections["ingress"], "secure_access": sections["ingress.secure_access"]}, "renew_intent": sections["renew_intent"]}
-    nested["ingress.gateway"] = {**sections["ingress.gateway"], "route": sections["ingress.gateway.route"]}
-    stack, _ = on_docker(config=nested)
+    stack, _ = on_docker(config=nested(config_of(mode, port)))
     gateway = Gateway(stack, f"--mode={mode}", port=port).ready()
     scene = Scene(stack, port, PYTHON)
     try:
