@@ -18,6 +18,7 @@ from docker_engine import PYTHON, Engine
 from docker_stack import DockerStack
 from plain import Plain
 from stack import Stack
+from ways import WAYS, GatewayStage, Stage
 
 # These hold for every runtime; the others look at the host, or make servers of their own.
 EVERY_RUNTIME = {
@@ -36,6 +37,10 @@ def pytest_generate_tests(metafunc):
         only = metafunc.definition.get_closest_marker("only_on")
         runtimes = only.args if only else ["embedded", "docker"] if both else ["embedded"]
         metafunc.parametrize("server", runtimes, indirect=True, scope="session")
+    if "place" in metafunc.fixturenames:
+        only = metafunc.definition.get_closest_marker("through")
+        places = [(runtime, way) for runtime, ways in WAYS.items() for way in ways if not only or way.startswith(only.args)]
+        metafunc.parametrize("place", places, ids="-".join, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(items):
@@ -96,6 +101,36 @@ def embedded_server():
 def server(request):
     """What the tests need to know of the server: url, domain, key, image, and the stack when it is ours."""
     return request.getfixturevalue(f"{request.param}_server")
+
+
+@pytest.fixture(scope="session")
+def embedded_stage(embedded_server):
+    """A sandbox with the scripted origin in it."""
+    made = Stage(embedded_server)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def docker_stage(docker_server):
+    made = Stage(docker_server)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def gateway_stage():
+    made = GatewayStage()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def place(request):
+    """(stage, way): each way into a sandbox, on each runtime; `through` names those that a test is about."""
+    runtime, way = request.param
+    stage = request.getfixturevalue(f"{runtime}_stage")
+    return stage, stage.way(way)
 
 
 @pytest.fixture

@@ -153,9 +153,10 @@ def free_subnet():
 
 
 class Engine:
-    """One dockerd with its own data. `live_restore` keeps containers running while the engine is away."""
+    """One dockerd with its own data. `live_restore` keeps containers running while the engine is away; more `settings` are
+    those of `daemon.json`."""
 
-    def __init__(self, live_restore=True):
+    def __init__(self, live_restore=True, settings=None):
         self.home = Path(tempfile.mkdtemp(prefix="sandglass-docker-"))
         self.socket = self.home / "docker.sock"
         self.host = f"unix://{self.socket}"
@@ -174,6 +175,7 @@ class Engine:
             "cgroup-parent": f"/{self.bridge}",
             "shutdown-timeout": 5,
             "max-concurrent-downloads": 6,
+            **(settings or {}),
         }
         if shutil.which("runsc"):
             # Debian's runsc takes every network namespace of a newer kernel for the root one and refuses its own network

@@ -34,7 +34,7 @@ def tree():
     fresh = path.with_suffix(f".{os.getpid()}.tar")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            install(folder)
+            install(folder, REQUIREMENTS, VERSION)
             shutil.copy(base, fresh)
             with tarfile.open(fresh, "a") as archive:
                 there = {name.removeprefix("./") for name in archive.getnames()}
@@ -49,13 +49,14 @@ def tree():
     return path
 
 
-def install(folder):
+def install(folder, requirements, version):
+    """Wheels for a Python of that version, unpacked."""
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
     command = [
         *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"),
-        *("--target", folder, "--python-version", VERSION, "--implementation", "cp", "--only-binary=:all:"),
+        *("--target", str(folder), "--python-version", version, "--implementation", "cp", "--only-binary=:all:"),
         *platforms,
-        *("--requirement", str(REQUIREMENTS)),
+        *("--requirement", str(requirements)),
     ]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -31,8 +31,9 @@ def free_port():
 class Client:
     """One keep-alive connection to the server's API; every call returns (status, headers, body bytes)."""
 
-    def __init__(self, port, key, timeout=30.0, host="127.0.0.1"):
-        self.connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    def __init__(self, port, key, timeout=30.0, host="127.0.0.1", tls=None):
+        made = http.client.HTTPSConnection if tls else http.client.HTTPConnection
+        self.connection = made(host, port, timeout=timeout, **({"context": tls} if tls else {}))
         self.key = key
 
     def raw(self, method, path, body=None, headers=None):
@@ -108,6 +109,9 @@ def processes():
 class Stack:
     """One server with its own state directory. `config` adds or replaces TOML text by section."""
 
+    # An ssl.SSLContext of clients, where the server speaks TLS.
+    tls = None
+
     def __init__(self, binary=None, state=None, config=None):
         self.binary = binary or os.environ["SANDGLASS_BIN"]
         self.home = Path(tempfile.mkdtemp(prefix="sandglass-e2e-"))
@@ -124,7 +128,7 @@ class Stack:
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def domain(self):
@@ -179,7 +183,7 @@ class Stack:
         while time.monotonic() < deadline:
             if self.server.poll() is not None:
                 raise RuntimeError(f"the server ended with {self.server.returncode}\n{self.tail()}")
-            client = Client(self.port, None, timeout=2)
+            client = Client(self.port, None, timeout=2, tls=self.tls)
             try:
                 if client.raw("GET", "/readyz")[0] == 200:
                     return
@@ -208,7 +212,7 @@ class Stack:
             raise RuntimeError(f"the server did not stop within {seconds} s of SIGTERM\n{self.tail()}") from None
 
     def client(self, timeout=30.0):
-        return Client(self.port, self.key, timeout)
+        return Client(self.port, self.key, timeout, tls=self.tls)
 
     def tail(self, lines=40):
         try:

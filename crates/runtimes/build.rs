@@ -1,4 +1,4 @@
-//! Builds the static agent and shim and hands their paths to `embedded/binaries.rs`, so that one `sandglass` file carries them.
+//! Builds the static agent, shim and egress gate and hands their paths to `binaries.rs`, so that one `sandglass` file carries them.
 //!
 //! A nested cargo with a target directory of its own: the static link flags must not reach build scripts, proc macros or the server.
 
@@ -12,7 +12,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 fn main() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../..");
-    for watched in ["agent", "shim", "api", "proxy", "sandbox"] {
+    for watched in ["agent", "shim", "egress", "netlink", "api", "proxy", "sandbox"] {
         println!("cargo::rerun-if-changed={}", root.join("crates").join(watched).join("src").display());
         println!(
             "cargo::rerun-if-changed={}",
@@ -21,7 +21,7 @@ fn main() {
     }
     println!("cargo::rerun-if-changed={}", root.join("Cargo.lock").display());
 
-    // Packagers (and checks that never run a box) may bring the two binaries instead of having them built.
+    // Packagers (and checks that never run a box) may bring the binaries instead of having them built.
     println!("cargo::rerun-if-env-changed=SANDGLASS_GUEST_DIR");
     if let Some(dir) = env::var_os("SANDGLASS_GUEST_DIR") {
         name_binaries(Path::new(&dir));
@@ -36,9 +36,11 @@ fn main() {
 }
 
 fn name_binaries(dir: &Path) {
-    for (variable, binary) in
-        [("SANDGLASS_AGENT_BINARY", "sandglass-agent"), ("SANDGLASS_SHIM_BINARY", "sandglass-shim")]
-    {
+    for (variable, binary) in [
+        ("SANDGLASS_AGENT_BINARY", "sandglass-agent"),
+        ("SANDGLASS_SHIM_BINARY", "sandglass-shim"),
+        ("SANDGLASS_EGRESS_BINARY", "sandglass-egress"),
+    ] {
         let path = dir.join(binary);
         assert!(path.is_file(), "there is no {}", path.display());
         println!("cargo::rustc-env={variable}={}", path.display());
@@ -46,7 +48,7 @@ fn name_binaries(dir: &Path) {
     }
 }
 
-/// Names the content. Computed here, because computing it in a running server would bring all of both programs into its memory.
+/// Names the content. Computed here, because computing it in a running server would bring all of these programs into its memory.
 fn content_hash(path: &Path) -> String {
     use std::hash::Hasher;
     let content = std::fs::read(path).expect("it was just built");
@@ -66,7 +68,15 @@ fn build(root: &Path, profile: &str, target_dir: &Path) {
     let mut cargo = Command::new(env::var_os("CARGO").expect("cargo sets it"));
     cargo
         .current_dir(root)
-        .args(["build", "--locked", "--package", "sandglass-agent", "--package", "sandglass-shim", "--bins"])
+        .args(["build", "--locked", "--bins"])
+        .args([
+            "--package",
+            "sandglass-agent",
+            "--package",
+            "sandglass-shim",
+            "--package",
+            "sandglass-egress",
+        ])
         .args(["--profile", profile, "--target", TARGET, "--target-dir"])
         .arg(target_dir)
         .env("RUSTFLAGS", "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"")
@@ -84,5 +94,5 @@ fn build(root: &Path, profile: &str, target_dir: &Path) {
         }
     }
     let status = cargo.status().expect("cargo can be started");
-    assert!(status.success(), "building the static agent and shim failed: {status}");
+    assert!(status.success(), "building the static programs failed: {status}");
 }

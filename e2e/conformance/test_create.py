@@ -116,10 +116,6 @@ RULES = [
     refused("platform-arch", 400, PARAMETER, {"platform": {"os": "linux", "arch": "mips"}}),
     refused("timeout-overflow", 400, PARAMETER, {"timeout": 10**15}),
     refused("timeout-over-the-maximum", 400, PARAMETER, {"timeout": 86401}),
-    refused("secure-access", 400, PARAMETER, {"secureAccess": True}, pytest.mark.docker),
-    refused("secure-access-lenient", 400, PARAMETER, {"secureAccess": "yes"}, pytest.mark.docker),
-    refused("policy-without-image", 400, PARAMETER, {"networkPolicy": POLICY}),
-    refused("policy-empty-counts", 400, PARAMETER, {"networkPolicy": {}}),
     *(refused(f"cpu-{value!r}", 400, PARAMETER, {"resourceLimits": {"cpu": value}})
       for value in ("0", "-1", "abc", "", "inf", "nan", "1mm", "1e40")),
     *(refused(f"memory-{value!r}", 400, PARAMETER, {"resourceLimits": {"memory": value}})
@@ -208,6 +204,10 @@ ACCEPTED = {
     "blank-pool": ({"extensions": {"poolRef": "  "}}, {}),
     "requests-ignored": ({"resourceRequests": {"cpu": "100"}}, {}),
     "secure-access-no": ({"secureAccess": "no"}, {}),
+    "secure-access": ({"secureAccess": True}, {}),
+    "secure-access-lenient": ({"secureAccess": "yes"}, {}),
+    "policy": ({"networkPolicy": POLICY}, {}),
+    "policy-empty": ({"networkPolicy": {}}, {}),
     "nulls": ({"snapshotId": None, "platform": None, "env": None, "volumes": None, "networkPolicy": None,
                "credentialProxy": None, "lifecycle": None, "extensions": None, "resourceRequests": None}, {}),
     "metadata-empty": ({"metadata": {}}, {"metadata": {}}),
@@ -223,8 +223,12 @@ ACCEPTED = {
     "entrypoint-split": ({"entrypoint": ["sleep 600"]}, {"entrypoint": ["sleep 600"]}),
 }
 
+SECURE = pytest.mark.different("secureAccess needs no cluster")
+ENFORCED = pytest.mark.different("a network policy needs no image of the operator's")
+MARKS = {"secure-access": SECURE, "secure-access-lenient": SECURE, "policy": ENFORCED, "policy-empty": ENFORCED}
 
-@pytest.mark.parametrize("name", ACCEPTED)
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in ACCEPTED])
 def test_accepted(target, name):
     changes, told = ACCEPTED[name]
     answer = target.post(**changes)

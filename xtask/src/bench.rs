@@ -19,6 +19,7 @@ pub(crate) fn run_benchmark(workspace: &Workspace, arguments: &[String]) -> Resu
     let (half, arguments) = match arguments {
         [first, rest @ ..] if first == "docker" => ("docker_", rest),
         [first, rest @ ..] if first == "agent" => ("agent_", rest),
+        [first, rest @ ..] if first == "proxy" => ("proxy_", rest),
         all => ("", all),
     };
     run(Command::new(&python)

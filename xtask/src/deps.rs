@@ -15,8 +15,11 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sandglass-sandbox", &[]),
     ("sandglass-api", &["sandglass-sandbox"]),
     ("sandglass-images", &[]),
-    ("sandglass-shim", &[]),
+    ("sandglass-shim", &["sandglass-netlink"]),
     ("sandglass-proxy", &[]),
+    ("sandglass-ingress", &[]),
+    ("sandglass-netlink", &[]),
+    ("sandglass-egress", &["sandglass-netlink", "sandglass-proxy"]),
     ("sandglass-runtimes", &["sandglass-sandbox", "sandglass-images", "sandglass-shim"]),
     ("sandglass-agent", &["sandglass-api", "sandglass-sandbox", "sandglass-proxy"]),
     (
@@ -24,6 +27,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "sandglass-api",
             "sandglass-images",
+            "sandglass-ingress",
             "sandglass-proxy",
             "sandglass-runtimes",
             "sandglass-sandbox",
@@ -67,6 +71,8 @@ const WALLS: &[(&str, &[&str])] = &[
 
 /// Crates that may make system calls; the domain, the wire types and the proxy may not.
 const KERNEL: &[&str] = &[
+    "sandglass-netlink",
+    "sandglass-egress",
     "sandglass-shim",
     "sandglass-agent",
     "sandglass-runtimes",

@@ -33,6 +33,19 @@ pub(crate) fn programs() -> Option<PathBuf> {
     folders.into_iter().find(|folder| folder.join("initdb").is_file() && folder.join("postgres").is_file())
 }
 
+/// A folder nobody has: in a container every run has the same process id, and a killed one leaves its folder behind.
+fn fresh_folder() -> std::io::Result<PathBuf> {
+    let mut attempt = 0;
+    loop {
+        let name = format!("sandglass-postgres-{}-{attempt}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        match fs::DirBuilder::new().mode(0o700).create(&folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && attempt < 1000 => attempt += 1,
+            made => return made.map(|()| folder),
+        }
+    }
+}
+
 /// A running server.
 pub(crate) struct Private {
     folder: PathBuf,
@@ -43,11 +56,7 @@ pub(crate) struct Private {
 impl Private {
     /// Makes and starts one, and waits until it answers.
     pub(crate) fn start(programs: &Path) -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("sandglass-postgres-{}", std::process::id()));
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&folder)
-            .context("failed to make a folder for PostgreSQL")?;
+        let folder = fresh_folder().context("failed to make a folder for PostgreSQL")?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         // From here on it is cleaned up.
         let mut private = Self { folder, port, server: None };

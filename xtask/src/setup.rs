@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -27,6 +27,11 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("mmdebstrap", "mmdebstrap"),
     ("htpasswd", "apache2-utils"),
     ("gcc", "gcc"),
+    ("nginx", "nginx-light"),
+    ("g++", "g++"),
+    ("make", "make"),
+    ("openssl", "openssl"),
+    ("chromium", "chromium"),
     ("node", "nodejs"),
     ("npm", "npm"),
     ("python3", "python3"),
@@ -61,6 +66,9 @@ fn missing() -> Vec<&'static str> {
     if python::with_venv().is_none() {
         missing.push("python3-venv");
     }
+    if !node_headers() {
+        missing.push("libnode-dev");
+    }
     if postgres::programs().is_none() {
         missing.push("postgresql");
     }
@@ -68,10 +76,23 @@ fn missing() -> Vec<&'static str> {
 }
 
 fn on_path(program: &str) -> bool {
+    found(program).is_some()
+}
+
+fn found(program: &str) -> Option<PathBuf> {
     // Tools of root are not on every user's path.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let also = ["/usr/sbin", "/sbin"].map(Into::into);
-    std::env::split_paths(&path).chain(also).any(|folder| folder.join(program).is_file())
+    std::env::split_paths(&path).chain(also).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// What native modules are built with; some packages of Node.js bring it, Debian's does not.
+fn node_headers() -> bool {
+    let Some(node) = found("node").and_then(|node| node.canonicalize().ok()) else {
+        // Debian's is going to be installed.
+        return Path::new("/usr/include/node/node.h").is_file();
+    };
+    node.ancestors().nth(2).is_some_and(|prefix| prefix.join("include/node/node.h").is_file())
 }
 
 fn is_root() -> bool {

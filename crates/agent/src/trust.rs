@@ -1,7 +1,8 @@
 //! The authority of a credential proxy: waits for its certificate and makes the programs of the box trust it.
 //!
 //! Everything is best effort, in the order of what most programs read; what an image lacks is left out.
-//! Invariant: the files that the variables name exist as soon as the entrypoint runs, also when no certificate ever comes.
+//! Invariant: the files that the variables name exist before anything runs in the box, also when no certificate ever comes. One that is there
+//! from the start is trusted from the start.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -62,6 +63,20 @@ impl Trust {
         env.insert("NODE_EXTRA_CA_CERTS".into(), text(&self.ca));
         env.insert("REQUESTS_CA_BUNDLE".into(), text(bundle));
         env.insert("SSL_CERT_FILE".into(), text(bundle));
+    }
+
+    /// What takes no program of the image and hardly any time: done before the agent answers, because clients come as soon as it does.
+    pub fn ahead(&self) {
+        let bundles = BUNDLES.map(Path::new);
+        if let Some(merged) = &self.merged {
+            // What goes wrong here is said when everything is installed.
+            let _ = merge(bundles.into_iter().find(|bundle| bundle.is_file()), &self.ca, merged);
+        }
+        if self.version().is_some() {
+            for bundle in bundles {
+                let _ = append(bundle, &self.ca);
+            }
+        }
     }
 
     /// Waits for the certificate and installs it; without one the box goes on as it is.
@@ -206,6 +221,17 @@ fn merge(base: Option<&Path>, ca: &Path, merged: &Path) -> std::io::Result<()> {
     std::fs::rename(&fresh, merged)
 }
 
+/// Adds the certificate to a bundle that is there and does not have it. The system's own tool writes the bundle anew, with the same outcome.
+fn append(bundle: &Path, ca: &Path) -> std::io::Result<()> {
+    use std::io::Write;
+    let (held, added) = (std::fs::read_to_string(bundle)?, std::fs::read_to_string(ca)?);
+    if held.contains(added.trim()) {
+        return Ok(());
+    }
+    let gap = if held.is_empty() || held.ends_with('\n') { "" } else { "\n" };
+    std::fs::OpenOptions::new().append(true).open(bundle)?.write_all(format!("{gap}{added}").as_bytes())
+}
+
 struct JavaStore {
     keytool: PathBuf,
     keystore: PathBuf,
@@ -268,6 +294,19 @@ mod tests {
         trust.export(&mut env);
         assert_eq!(env["SSL_CERT_FILE"], merged.to_string_lossy());
         assert_eq!(env["NODE_EXTRA_CA_CERTS"], trust.ca.to_string_lossy());
+    }
+
+    #[test]
+    fn a_bundle_gets_the_certificate_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (bundle, ca) = (dir.path().join("bundle"), dir.path().join("ca"));
+        std::fs::write(&ca, "new\n").unwrap();
+        assert!(append(&bundle, &ca).is_err() && !bundle.exists(), "an image without a bundle gets none");
+        std::fs::write(&bundle, "system").unwrap();
+        for _ in 0..2 {
+            append(&bundle, &ca).unwrap();
+            assert_eq!(std::fs::read_to_string(&bundle).unwrap(), "system\nnew\n");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 pub mod diagnostics;
 pub mod error;
+pub mod ingress;
 pub mod lifecycle;
 pub mod openapi;
 pub mod page;

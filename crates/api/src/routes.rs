@@ -162,6 +162,16 @@ const fn images(
     Route { mount: Mount::V1, ..Route::new(method, path, operation, summary).tag("Images") }
 }
 
+/// Routes of ours: what a gateway asks and tells.
+const fn ingress(
+    method: &'static str,
+    path: &'static str,
+    operation: &'static str,
+    summary: &'static str,
+) -> Route {
+    Route { mount: Mount::V1, ..Route::new(method, path, operation, summary).tag("Ingress") }
+}
+
 const PROXY: &str = "/sandboxes/{sandbox_id}/proxy/{port}";
 const PROXY_PATH: &str = "/sandboxes/{sandbox_id}/proxy/{port}/{*full_path}";
 
@@ -379,6 +389,32 @@ pub const ROUTES: &[Route] = &[
     images("DELETE", "/images/{reference}", "remove_image", "Remove a local image")
         .answers(200, Content::Opaque)
         .fails(&[400, 403, 404, 409, 501]),
+    ingress(
+        "GET",
+        "/ingress/sandboxes",
+        "follow_sandboxes",
+        "Where sandboxes are, for a gateway; one JSON value a line",
+    )
+    .query(&[Query { name: "watch", kind: "boolean", about: "Go on with what changes." }])
+    .answers(200, Content::JsonLines)
+    .fails(&[403, 503]),
+    ingress(
+        "POST",
+        "/ingress/sandboxes/{sandbox_id}/wake",
+        "wake_sandbox",
+        "Resume a sandbox that wakes on access",
+    )
+    .answers(204, Content::Nothing)
+    .fails(&[403, 404, 409]),
+    ingress(
+        "POST",
+        "/ingress/uses",
+        "report_uses",
+        "Tell that sandboxes were used, which may extend their life",
+    )
+    .body("IngressUses")
+    .answers(204, Content::Nothing)
+    .fails(&[403]),
     Route {
         mount: Mount::V1,
         ..Route::new("POST", "/metrics/events", "report_metrics_event", "Report how a create went")

@@ -74,6 +74,10 @@ fn main() -> ExitCode {
 
 fn parse() -> Result<Cli, u8> {
     let mut arguments: Vec<_> = std::env::args_os().collect();
+    // Its flags are not this grammar's.
+    if arguments.get(1).is_some_and(|command| command == "ingress") {
+        arguments.insert(2, "--".into());
+    }
     let own = arguments.iter().position(|a| a == "--").unwrap_or(arguments.len());
     let plain = output::no_color_variable() || arguments[..own].iter().any(|a| a == "--no-color");
     let choice = if plain { ColorChoice::Never } else { ColorChoice::Auto };

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::chunked::InvalidChunk;
+
 /// No connection to the backend.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -29,6 +31,21 @@ impl From<io::Error> for ConnectError {
     }
 }
 
+/// The first bytes of the backend's answer are no head of an HTTP/1 answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidHead {
+    #[error("{0}")]
+    Syntax(httparse::Error),
+    #[error("the head is too large")]
+    TooLarge,
+    #[error("the length of the body is given in two ways, or in one that is no length")]
+    Length,
+    #[error("the body has a transfer coding that nobody asked for")]
+    Coding,
+    #[error("the protocol was changed and nobody asked for that")]
+    Upgrade,
+}
+
 /// No response head. After the head, failures show as an aborted body.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
@@ -37,19 +54,25 @@ pub enum ForwardError {
     #[error("the backend did not answer in time")]
     Timeout,
     #[error("the backend's answer is not HTTP: {0}")]
-    InvalidResponse(#[source] hyper::Error),
+    InvalidResponse(#[source] InvalidHead),
     #[error("the backend dropped the connection: {0}")]
-    Dropped(#[source] hyper::Error),
+    Dropped(#[source] io::Error),
     /// The request body ended early; nobody is left to answer.
     #[error("the client went away")]
     ClientGone,
 }
 
-impl ForwardError {
-    pub(crate) fn from_hyper(error: hyper::Error) -> Self {
-        if error.is_parse() || error.is_parse_too_large() {
-            return Self::InvalidResponse(error);
-        }
-        Self::Dropped(error)
-    }
+/// Why a response body ended before its end.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    #[error("the backend dropped the connection within the body: {0}")]
+    Backend(#[source] io::Error),
+    #[error("the backend's body is not what its head says: {0}")]
+    Invalid(#[from] InvalidChunk),
+    /// The target was forgotten or the forwarder shut down.
+    #[error("the connection to the backend was cut")]
+    Cut,
+    /// The request body ended early, and with it the exchange.
+    #[error("the client went away")]
+    ClientGone,
 }

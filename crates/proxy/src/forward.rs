@@ -7,16 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{HOST, HeaderValue};
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
-use hyper::body::Incoming;
 
 use crate::BoxError;
-use crate::body::{Length, RequestBody, ResponseBody, Upload};
+use crate::body::{Length, ResponseBody, Source};
 use crate::drain::{Active, Counts, Drain, Kind};
 use crate::error::{ConnectError, ForwardError};
-use crate::headers::{self, HeaderEdits};
+use crate::exchange::{Exchange, Failure};
+use crate::head::Answer;
+use crate::headers::HeaderEdits;
 use crate::limits::Limits;
 use crate::pool::{Connection, Pool};
 use crate::upgrade;
@@ -92,137 +92,12 @@ impl Lease {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let upload = Upload::new();
-        let request = prepare(request, edits, self.connection.target, &upload);
-        let head = request.method() == Method::HEAD;
-        let (response, connection) = exchange(&self.forwarder, self.connection, request, &upload).await?;
-        let (cut, active) = (connection.cut.clone(), self.active);
-        self.forwarder.pool.give_back(connection);
-        Ok(finish(response, |status, incoming| {
-            ResponseBody::new(incoming, cut, active, length_of(head, status))
-        }))
+        let Self { connection, forwarder, active } = self;
+        let mut exchange = Exchange::new(connection, request, edits, None);
+        let head = answer(&forwarder, &mut exchange).await?;
+        Ok(respond(head, exchange, &forwarder, active))
     }
-}
 
-/// The request as the backend gets it.
-pub(crate) fn prepare<B>(
-    request: Request<B>,
-    edits: HeaderEdits,
-    target: SocketAddr,
-    upload: &Arc<Upload>,
-) -> Request<RequestBody>
-where
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    let (mut parts, body) = request.into_parts();
-    let has_host = edits.set.iter().any(|(name, _)| name == HOST);
-    headers::clean_request(&mut parts.headers, edits);
-    if !has_host && let Ok(host) = HeaderValue::try_from(target.to_string()) {
-        parts.headers.insert(HOST, host);
-    }
-    headers::frame_request(&mut parts.headers, !body.is_end_stream());
-    parts.version = Version::HTTP_11;
-    // The client's connection has state in here (its upgrade, its peer) that means nothing to the backend's.
-    parts.extensions.clear();
-    Request::from_parts(parts, RequestBody::new(body, Arc::clone(upload)))
-}
-
-/// The response as the client gets it, before the body is wrapped.
-pub(crate) fn finish<B>(
-    response: Response<Incoming>,
-    wrap: impl FnOnce(StatusCode, Incoming) -> B,
-) -> Response<B> {
-    let (mut parts, incoming) = response.into_parts();
-    headers::clean_response(&mut parts.headers);
-    parts.version = Version::HTTP_11;
-    parts.extensions.clear();
-    let body = wrap(parts.status, incoming);
-    Response::from_parts(parts, body)
-}
-
-pub(crate) fn length_of(head: bool, status: StatusCode) -> Length {
-    let bodiless = head
-        || status.is_informational()
-        || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    if bodiless { Length::Unsaid } else { Length::OfBody }
-}
-
-/// Sends on the given connection; if that was a kept one which the backend closed at the same moment, once more on a new
-/// one, provided the backend cannot have acted on the first.
-async fn exchange(
-    forwarder: &Forwarder,
-    connection: Connection,
-    request: Request<RequestBody>,
-    upload: &Arc<Upload>,
-) -> Result<(Response<Incoming>, Connection), ForwardError> {
-    let (target, reused) = (connection.target, connection.reused);
-    let replay = (reused && replayable(&request)).then(|| copy_without_body(&request, upload));
-    let failure = match send(forwarder, connection, request, upload).await {
-        Ok(done) => return Ok(done),
-        Err(failure) => failure,
-    };
-    let again = match failure.unsent.or(replay.filter(|_| failure.closed)) {
-        Some(request) if reused && !forwarder.drain.is_closing() => *request,
-        _ => return Err(failure.error),
-    };
-    let connection = forwarder.pool.dial(target).await?;
-    send(forwarder, connection, again, upload).await.map_err(|failure| failure.error)
-}
-
-/// Safe methods without a body may be sent twice.
-fn replayable(request: &Request<RequestBody>) -> bool {
-    request.method().is_safe() && request.body().is_end_stream()
-}
-
-fn copy_without_body(request: &Request<RequestBody>, upload: &Arc<Upload>) -> Box<Request<RequestBody>> {
-    let mut copy = Request::new(RequestBody::empty(Arc::clone(upload)));
-    copy.method_mut().clone_from(request.method());
-    copy.uri_mut().clone_from(request.uri());
-    copy.headers_mut().clone_from(request.headers());
-    Box::new(copy)
-}
-
-pub(crate) struct SendFailure {
-    pub(crate) error: ForwardError,
-    /// The request, if not a byte of it was written.
-    unsent: Option<Box<Request<RequestBody>>>,
-    /// The backend closed the connection without a word.
-    closed: bool,
-}
-
-pub(crate) async fn send(
-    forwarder: &Forwarder,
-    mut connection: Connection,
-    request: Request<RequestBody>,
-    upload: &Upload,
-) -> Result<(Response<Incoming>, Connection), SendFailure> {
-    let sent = tokio::select! {
-        sent = connection.sender.try_send_request(request) => sent,
-        () = upload.stalled(forwarder.limits.response_head) => {
-            return Err(SendFailure { error: ForwardError::Timeout, unsent: None, closed: false });
-        }
-    };
-    match sent {
-        Ok(response) => Ok((response, connection)),
-        Err(mut failed) => {
-            let unsent = failed.take_message().map(Box::new);
-            let cause = failed.into_error();
-            let cut = connection.cut.is_cancelled();
-            let closed = !cut && (cause.is_incomplete_message() || cause.is_closed() || cause.is_canceled());
-            let error = if upload.client_failed() {
-                ForwardError::ClientGone
-            } else if cut {
-                ForwardError::Connect(ConnectError::Removed)
-            } else {
-                ForwardError::from_hyper(cause)
-            };
-            Err(SendFailure { error, unsent: unsent.filter(|_| !cut), closed })
-        }
-    }
-}
-
-impl Lease {
     /// Like [`Lease::forward`], for a request that asks for an upgrade on a connection from [`Forwarder::dial`]. If the
     /// backend agrees, both connections become one pipe after the returned 101 was written; if not, its answer is
     /// returned like any other.
@@ -237,4 +112,43 @@ impl Lease {
     {
         upgrade::forward(self, request, edits).await
     }
+}
+
+/// Sends on the given connection; if that was a kept one which the backend closed at the same moment, once more on a new
+/// one, provided the backend cannot have acted on the first.
+pub(crate) async fn answer(forwarder: &Forwarder, exchange: &mut Exchange) -> Result<Answer, ForwardError> {
+    let limit = forwarder.limits.response_head;
+    match exchange.answer(limit).await {
+        Ok(answer) => Ok(answer),
+        Err(Failure::Closed(_)) if exchange.may_repeat() && !forwarder.drain.is_closing() => {
+            exchange.again(forwarder.pool.dial(exchange.connection.target).await?);
+            Ok(exchange.answer(limit).await?)
+        }
+        Err(failure) => Err(failure.into()),
+    }
+}
+
+/// The response as the client gets it.
+pub(crate) fn respond(
+    head: Answer,
+    exchange: Exchange,
+    forwarder: &Forwarder,
+    active: Active,
+) -> Response<ResponseBody> {
+    let bodiless = exchange.is_to_head()
+        || head.status.is_informational()
+        || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let length = if bodiless { Length::Unsaid } else { Length::OfBody };
+    let source = Source {
+        exchange,
+        pool: Arc::clone(&forwarder.pool),
+        active,
+        keeps: head.keeps,
+        patience: forwarder.limits.response_head,
+    };
+    let mut response = Response::new(ResponseBody::new(source, head.framing, length));
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    *response.extensions_mut() = head.extensions;
+    response
 }

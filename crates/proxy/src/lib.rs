@@ -7,17 +7,23 @@
 //! is never presented as complete; nothing a client names in `Connection` can remove a header that the caller set.
 
 mod body;
+mod chunked;
 mod drain;
 mod error;
+mod exchange;
 mod forward;
+mod head;
 mod headers;
 mod limits;
 mod pool;
+mod tunnel;
 mod upgrade;
+mod wire;
 
-pub use body::{BodyError, ResponseBody};
+pub use body::ResponseBody;
+pub use chunked::InvalidChunk;
 pub use drain::Counts;
-pub use error::{ConnectError, ForwardError};
+pub use error::{BodyError, ConnectError, ForwardError, InvalidHead};
 pub use forward::{Forwarder, Lease};
 pub use headers::HeaderEdits;
 pub use limits::Limits;

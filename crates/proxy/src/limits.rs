@@ -15,8 +15,6 @@ pub struct Limits {
     pub idle: Duration,
     /// How many unused connections are kept for one address and port.
     pub idle_per_target: usize,
-    /// Buffer for each direction of an upgraded connection.
-    pub relay_buffer: usize,
 }
 
 impl Default for Limits {
@@ -26,7 +24,6 @@ impl Default for Limits {
             response_head: Duration::from_secs(180),
             idle: Duration::from_millis(1500),
             idle_per_target: 64,
-            relay_buffer: 32 * 1024,
         }
     }
 }

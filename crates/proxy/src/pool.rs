@@ -4,34 +4,59 @@
 //! one is cut. Addresses are given to other machines later, and a removed machine never says goodbye.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Context;
 use std::time::Duration;
 
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 
-use crate::body::RequestBody;
 use crate::error::ConnectError;
 use crate::limits::Limits;
+use crate::wire::Wire;
 
 /// One open connection that carries no request, or one.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) sender: SendRequest<RequestBody>,
+    pub(crate) wire: Wire,
     pub(crate) target: SocketAddr,
-    /// Cancelled when the target is forgotten.
-    pub(crate) cut: CancellationToken,
+    pub(crate) cut: Cut,
     pub(crate) reused: bool,
+}
+
+/// Says when the target is forgotten. One wait lasts for all exchanges of a connection.
+pub(crate) struct Cut {
+    pub(crate) token: CancellationToken,
+    cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl fmt::Debug for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cut").field(&self.token.is_cancelled()).finish()
+    }
+}
+
+impl Cut {
+    fn new(token: CancellationToken) -> Self {
+        let cancelled = Box::pin(token.clone().cancelled_owned());
+        Self { token, cancelled }
+    }
+
+    /// Whether it has happened; wakes the caller when it does.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        self.cancelled.as_mut().poll(cx).is_ready()
+    }
 }
 
 #[derive(Debug)]
 struct Idle {
-    sender: SendRequest<RequestBody>,
+    connection: Connection,
     since: Instant,
 }
 
@@ -74,11 +99,10 @@ impl Pool {
     /// The most recently used open connection: the one that the backend is least likely to close.
     pub(crate) fn take(&self, target: SocketAddr) -> Option<Connection> {
         let mut state = self.state();
-        let host = state.hosts.get_mut(&target.ip())?;
-        let idle = host.idle.get_mut(&target.port())?;
-        while let Some(Idle { sender, since }) = idle.pop() {
-            if sender.is_ready() && since.elapsed() < self.limits.idle {
-                return Some(Connection { sender, target, cut: host.cut.clone(), reused: true });
+        let idle = state.hosts.get_mut(&target.ip())?.idle.get_mut(&target.port())?;
+        while let Some(Idle { connection, since }) = idle.pop() {
+            if since.elapsed() < self.limits.idle && connection.wire.is_quiet() {
+                return Some(connection);
             }
         }
         None
@@ -94,22 +118,7 @@ impl Pool {
             () = cut.cancelled() => return Err(ConnectError::Removed),
         };
         stream.set_nodelay(true)?;
-        let (sender, connection) = http1::Builder::new()
-            .handshake(TokioIo::new(stream))
-            .await
-            .map_err(|error| ConnectError::Unreachable(std::io::Error::other(error)))?;
-        let driver_cut = cut.clone();
-        self.tasks.spawn(async move {
-            tokio::select! {
-                ended = connection.with_upgrades() => {
-                    if let Err(error) = ended {
-                        tracing::debug!(%target, %error, "backend connection ended");
-                    }
-                }
-                () = driver_cut.cancelled() => {}
-            }
-        });
-        Ok(Connection { sender, target, cut, reused: false })
+        Ok(Connection { wire: Wire::new(stream), target, cut: Cut::new(cut), reused: false })
     }
 
     fn token(&self, address: IpAddr) -> CancellationToken {
@@ -117,31 +126,23 @@ impl Pool {
         self.state().hosts.entry(address).or_insert_with(fresh).cut.clone()
     }
 
-    /// Keeps a connection for the next request as soon as the current exchange has ended.
-    pub(crate) fn give_back(self: &Arc<Self>, connection: Connection) {
-        let Connection { mut sender, target, cut, .. } = connection;
-        if sender.is_ready() {
-            return self.keep(sender, target, &cut);
+    /// Keeps a connection for the next request.
+    pub(crate) fn keep(self: &Arc<Self>, mut connection: Connection) {
+        if !connection.wire.unread.is_empty() {
+            // An answer to a question that nobody asked.
+            return;
         }
-        let pool = Arc::downgrade(self);
-        self.tasks.spawn(async move {
-            if sender.ready().await.is_ok()
-                && let Some(pool) = pool.upgrade()
-            {
-                pool.keep(sender, target, &cut);
-            }
-        });
-    }
-
-    fn keep(self: &Arc<Self>, sender: SendRequest<RequestBody>, target: SocketAddr, cut: &CancellationToken) {
+        connection.reused = true;
+        connection.wire.rest();
+        let target = connection.target;
         let mut state = self.state();
-        if cut.is_cancelled() || sender.is_closed() {
+        if connection.cut.token.is_cancelled() {
             return;
         }
         let Some(host) = state.hosts.get_mut(&target.ip()) else { return };
         let idle = host.idle.entry(target.port()).or_default();
         if idle.len() < self.limits.idle_per_target {
-            idle.push(Idle { sender, since: Instant::now() });
+            idle.push(Idle { connection, since: Instant::now() });
         }
         if !std::mem::replace(&mut state.reaping, true) {
             let (pool, shutdown) = (Arc::downgrade(self), self.shutdown.clone());
@@ -155,7 +156,7 @@ impl Pool {
         let limit = self.limits.idle;
         for host in state.hosts.values_mut() {
             host.idle.retain(|_, idle| {
-                idle.retain(|entry| !entry.sender.is_closed() && entry.since.elapsed() < limit);
+                idle.retain(|entry| entry.since.elapsed() < limit && entry.connection.wire.is_quiet());
                 !idle.is_empty()
             });
         }

@@ -1,22 +1,22 @@
 //! Requests that turn their connection into something else: WebSocket and other HTTP/1.1 upgrades.
-//!
-//! Bytes after the 101 are copied, not understood. The invariant: a relay ends when either side fails, when the target is
-//! forgotten or when the forwarder is drained.
 
-use bytes::Bytes;
 use http::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
-use http::{Method, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
+use bytes::Bytes;
+
 use crate::BoxError;
-use crate::body::{ResponseBody, Upload};
+use crate::body::{Length, ResponseBody};
 use crate::drain::{Active, Kind};
 use crate::error::{ConnectError, ForwardError};
-use crate::forward::{Lease, finish, length_of, prepare, send};
+use crate::exchange::Exchange;
+use crate::forward::{Lease, answer, respond};
 use crate::headers::{HeaderEdits, connection_names};
+use crate::tunnel;
 
 /// The protocol that a request asks to change to. `h2c` is not one of them: the client is answered in HTTP/1.1, as it has
 /// to expect, instead of getting a tunnel on which no rule for headers holds.
@@ -39,51 +39,42 @@ where
     let Lease { connection, forwarder, active } = lease;
     let protocol = requested(request.headers()).cloned();
     let client = hyper::upgrade::on(&mut request);
-    let head = request.method() == Method::HEAD;
-    let upload = Upload::new();
-    let mut request = prepare(request, edits, connection.target, &upload);
-    if let Some(protocol) = protocol {
-        mark(request.headers_mut(), protocol);
-    }
-
-    let cut = connection.cut.clone();
-    let (mut response, connection) =
-        send(&forwarder, connection, request, &upload).await.map_err(|failure| failure.error)?;
-    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        forwarder.pool.give_back(connection);
-        return Ok(finish(response, |status, body| {
-            ResponseBody::new(body, cut, active, length_of(head, status))
-        }));
+    let mut exchange = Exchange::new(connection, request, edits, protocol.as_ref());
+    let head = answer(&forwarder, &mut exchange).await?;
+    if head.status != StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(respond(head, exchange, &forwarder, active));
     }
 
     let relay = forwarder.drain.enter(Kind::Upgrade).ok_or(ConnectError::Draining)?;
-    let backend = hyper::upgrade::on(&mut response);
-    let agreed = response.headers().get(UPGRADE).cloned();
-    let buffer = forwarder.limits.relay_buffer;
-    forwarder.pool.tasks.spawn(copy(client, backend, buffer, cut.clone(), relay));
-    let mut response =
-        finish(response, |status, body| ResponseBody::new(body, cut, active, length_of(head, status)));
-    if let Some(protocol) = agreed {
-        mark(response.headers_mut(), protocol);
+    let cut = exchange.connection.cut.token.clone();
+    let (stream, first) = exchange.connection.wire.into_parts();
+    forwarder.pool.tasks.spawn(carry(client, (stream, first), cut, relay));
+    let mut response = Response::new(ResponseBody::none(Length::Unsaid));
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    *response.extensions_mut() = head.extensions;
+    if let Some(protocol) = head.upgrade {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        response.headers_mut().insert(UPGRADE, protocol);
     }
+    drop(active);
     Ok(response)
 }
 
-fn mark(headers: &mut HeaderMap, protocol: HeaderValue) {
-    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    headers.insert(UPGRADE, protocol);
-}
-
-async fn copy(client: OnUpgrade, backend: OnUpgrade, buffer: usize, cut: CancellationToken, relay: Active) {
-    let pipe = async {
-        let (client, backend) = tokio::try_join!(client, backend)?;
-        let (mut client, mut backend) = (TokioIo::new(client), TokioIo::new(backend));
-        tokio::io::copy_bidirectional_with_sizes(&mut client, &mut backend, buffer, buffer).await?;
-        Ok::<_, BoxError>(())
+/// Everything after the 101, which `first` is the beginning of.
+async fn carry(
+    client: OnUpgrade,
+    (stream, first): (TcpStream, Bytes),
+    cut: CancellationToken,
+    relay: Active,
+) {
+    let both = async {
+        let client = client.await.map_err(std::io::Error::other)?;
+        tunnel::run(client, stream, first).await
     };
     tokio::select! {
         // Either side may hang up at any time; that is the normal end.
-        ended = pipe => if let Err(error) = ended {
+        ended = both => if let Err(error) = ended {
             tracing::debug!(%error, "upgraded connection ended");
         },
         () = cut.cancelled() => {}

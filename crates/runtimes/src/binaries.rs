@@ -1,4 +1,4 @@
-//! The agent and shim carried inside this binary, unpacked by content hash so that boxes of an older server keep theirs.
+//! The agent, shim and egress gate carried inside this binary, unpacked by content hash so that boxes of an older server keep theirs.
 //! Every backend takes the agent from here, so that it is in the program once.
 
 use std::{
@@ -13,12 +13,26 @@ pub(crate) static AGENT: &[u8] = include_bytes!(env!("SANDGLASS_AGENT_BINARY"));
 const AGENT_HASH: &str = env!("SANDGLASS_AGENT_BINARY_HASH");
 static SHIM: &[u8] = include_bytes!(env!("SANDGLASS_SHIM_BINARY"));
 const SHIM_HASH: &str = env!("SANDGLASS_SHIM_BINARY_HASH");
+pub(crate) static EGRESS: &[u8] = include_bytes!(env!("SANDGLASS_EGRESS_BINARY"));
+pub(crate) const EGRESS_HASH: &str = env!("SANDGLASS_EGRESS_BINARY_HASH");
 
-/// Makes sure that both binaries lie in `dir` and returns their paths: agent, shim.
-pub(crate) fn unpack(dir: &Path) -> io::Result<(PathBuf, PathBuf)> {
+/// Where the programs lie that the embedded runtime starts.
+#[derive(Debug, Clone)]
+pub(crate) struct Binaries {
+    pub(crate) agent: PathBuf,
+    pub(crate) shim: PathBuf,
+    pub(crate) egress: PathBuf,
+}
+
+/// Makes sure that all of them lie in `dir`.
+pub(crate) fn unpack(dir: &Path) -> io::Result<Binaries> {
     private_dir(dir)?;
     // Boxes bind the agent; the box's root, nobody outside, must reach the file itself, not the directory above.
-    Ok((place(dir, "agent", AGENT_HASH, AGENT)?, place(dir, "shim", SHIM_HASH, SHIM)?))
+    Ok(Binaries {
+        agent: place(dir, "agent", AGENT_HASH, AGENT)?,
+        shim: place(dir, "shim", SHIM_HASH, SHIM)?,
+        egress: place(dir, "egress", EGRESS_HASH, EGRESS)?,
+    })
 }
 
 /// Makes sure that the agent lies in `dir` and returns its path.
@@ -46,7 +60,7 @@ fn place(dir: &Path, name: &str, hash: &str, content: &'static [u8]) -> io::Resu
 }
 
 /// Gives the memory back into which a part of this program's own file was read; it is read again should anybody ask for it.
-fn forget_pages(content: &'static [u8]) {
+pub(crate) fn forget_pages(content: &'static [u8]) {
     let page = rustix::param::page_size();
     let start = content.as_ptr().addr().next_multiple_of(page);
     let end = (content.as_ptr().addr() + content.len()) / page * page;

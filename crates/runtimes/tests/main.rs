@@ -5,14 +5,14 @@ mod docker;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use sandglass_runtimes::embedded::{EmbeddedConfig, EmbeddedRuntime};
+use sandglass_runtimes::embedded::{EgressConfig, EmbeddedConfig, EmbeddedRuntime};
 use sandglass_sandbox::{
     Clock, SandboxId, SystemClock,
     ports::{
         Runtime, RuntimeErrorKind,
         runtime::{Condition, ExitCause, StartPlan},
     },
-    spec::{Entrypoint, MutableFacts, Secrets, Spec},
+    spec::{Egress, EgressRule, Entrypoint, MutableFacts, NetworkPolicy, Secrets, Spec},
 };
 use sandglass_testkit::runtime_contract::{self, Subject};
 
@@ -25,6 +25,7 @@ fn config(dir: &Path) -> EmbeddedConfig {
         pids_limit: 256,
         expiry_grace: Duration::from_secs(2),
         insecure_registries: vec![],
+        egress: EgressConfig::default(),
     }
 }
 
@@ -130,6 +131,33 @@ async fn boxes_outlive_their_server_and_are_found_again() {
     assert_eq!(found[0].condition, Condition::Paused);
     assert_eq!((found[0].facts.clone(), found[0].address), (before.facts, before.address));
     second.resume(id).await.unwrap();
+    second.remove(id, Duration::ZERO).await.unwrap();
+    assert_eq!(remains(dir.path()), Vec::<String>::new());
+    second.remove_network().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_has_an_enforcer_that_outlives_its_server_and_leaves_with_the_box() {
+    let dir = tempfile::tempdir().unwrap();
+    let id = SandboxId::random();
+    let rule = EgressRule { action: "allow".into(), target: "example.com".into() };
+    let policy = NetworkPolicy { default_action: Some("deny".into()), egress: vec![rule] };
+    let mut plan = plan(Some(600));
+    plan.spec.egress = Some(Egress { policy, credential_proxy: true, env: vec![] });
+    let token = {
+        let first = EmbeddedRuntime::open(config(dir.path())).unwrap();
+        assert!(first.capabilities().network_policy);
+        let seen = first.start(id, &plan, &Secrets::default()).await.unwrap();
+        let pid = first.describe(id).await.unwrap()["Egress Enforcer PID"].clone();
+        assert!(Path::new("/proc").join(&pid).exists(), "no process {pid}");
+        seen.egress_token.unwrap()
+    };
+    let second = reopened(dir.path()).await;
+    let found = second.list().await.unwrap();
+    assert_eq!(found[0].egress_token.as_ref(), Some(&token));
+    // The policy and the authority are files of the enforcer's, not of the box.
+    let files = dir.path().join("sandboxes").join(id.to_string()).join("egress");
+    assert!(files.join("authority/mitmproxy-ca-cert.pem").exists());
     second.remove(id, Duration::ZERO).await.unwrap();
     assert_eq!(remains(dir.path()), Vec::<String>::new());
     second.remove_network().unwrap();

@@ -2,14 +2,14 @@
 //!
 //! A library, so that the one `sandglass` binary (and tests) can start a server from a bound listener and a configuration value.
 
-pub mod accept;
 pub mod agents;
 pub mod config;
 pub mod diagnostics;
 pub mod engine;
+pub mod gateway;
 pub mod http;
 pub mod ingress;
-mod linger;
+pub mod listener;
 pub mod renewal;
 pub mod runtimes;
 pub mod server;

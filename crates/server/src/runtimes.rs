@@ -3,6 +3,7 @@
 //! The only place where a configuration section becomes a backend's own settings.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -10,13 +11,16 @@ use std::{
 
 use sandglass_runtimes::{
     docker::{self, DockerRuntime, EngineAddress},
-    embedded::{EmbeddedConfig, EmbeddedRuntime, Subnet},
+    embedded::{self, EmbeddedConfig, EmbeddedRuntime, Subnet},
 };
-use sandglass_sandbox::ports::{Runtime, runtime::RuntimeError};
+use sandglass_sandbox::{
+    ports::{Runtime, runtime::RuntimeError},
+    spec::Limits,
+};
 use tracing::warn;
 
 use crate::{
-    config::{Config, RuntimeKind, SecureRuntimeKind, SubnetChoice},
+    config::{self, Config, Quantity, RuntimeKind, SecureRuntimeKind, SubnetChoice},
     engine::Settings,
     http::images::Images,
 };
@@ -71,7 +75,8 @@ pub fn open(config: &Config) -> Result<Opened, OpenError> {
     let failed = |runtime| move |error| OpenError::Failed { runtime, error };
     match config.runtime.kind {
         RuntimeKind::Embedded => {
-            let runtime = Arc::new(EmbeddedRuntime::open(embedded(config)).map_err(failed("embedded"))?);
+            let runtime =
+                Arc::new(EmbeddedRuntime::open(embedded_settings(config)).map_err(failed("embedded"))?);
             let images = images(&runtime, &config.embedded.state_dir);
             Ok(Opened { runtime: runtime.clone(), images: Some(images), backend: Backend::Embedded(runtime) })
         }
@@ -148,7 +153,7 @@ impl Opened {
     }
 }
 
-fn embedded(config: &Config) -> EmbeddedConfig {
+fn embedded_settings(config: &Config) -> EmbeddedConfig {
     let embedded = &config.embedded;
     EmbeddedConfig {
         state_dir: embedded.state_dir.clone(),
@@ -161,6 +166,26 @@ fn embedded(config: &Config) -> EmbeddedConfig {
         pids_limit: embedded.pids_limit,
         expiry_grace: embedded.expiry_grace,
         insecure_registries: embedded.insecure_registries.clone(),
+        egress: embedded_egress(&config.egress),
+    }
+}
+
+fn embedded_egress(egress: &config::EgressConfig) -> embedded::EgressConfig {
+    let limits = limits(&egress.limits);
+    embedded::EgressConfig {
+        readiness_timeout: egress.readiness_timeout,
+        otlp_endpoint: egress.otlp_endpoint.as_ref().map(|endpoint| endpoint.expose().to_owned()),
+        upstream_proxy: egress.upstream_proxy.as_ref().map(upstream_proxy),
+        memory_bytes: limits.memory_bytes,
+        cpu_millis: limits.cpu_millis,
+    }
+}
+
+fn upstream_proxy(proxy: &config::UpstreamProxyConfig) -> docker::UpstreamProxy {
+    docker::UpstreamProxy {
+        url: proxy.url.clone(),
+        authorization: proxy.authorization.as_ref().map(|secret| secret.expose().to_owned()),
+        ca_cert_path: proxy.ca_cert_path.as_ref().map(PathBuf::from),
     }
 }
 
@@ -195,6 +220,7 @@ fn docker(config: &Config, engine: EngineAddress, home: Option<&Path>) -> docker
         pids_limit: Some(settings.pids_limit),
         ports: settings.port_range_min..=settings.port_range_max,
         publish_host: settings.publish_host,
+        reaches_containers: config.proxy.resolve_internal,
         sandbox_binds: settings.sandbox_binds.clone(),
         ulimits: Vec::new(),
         egress: egress(config),
@@ -211,14 +237,25 @@ fn egress(config: &Config) -> docker::EgressConfig {
     docker::EgressConfig {
         image: egress.image.clone(),
         mode: egress.mode.to_string(),
+        limits: limits(&egress.limits),
         disable_ipv6: egress.disable_ipv6,
         otlp_endpoint: egress.otlp_endpoint.as_ref().map(|endpoint| endpoint.expose().to_owned()),
         readiness_timeout: egress.readiness_timeout,
-        upstream_proxy: egress.upstream_proxy.as_ref().map(|proxy| docker::UpstreamProxy {
-            url: proxy.url.clone(),
-            authorization: proxy.authorization.as_ref().map(|secret| secret.expose().to_owned()),
-            ca_cert_path: proxy.ca_cert_path.as_ref().map(PathBuf::from),
-        }),
+        upstream_proxy: egress.upstream_proxy.as_ref().map(upstream_proxy),
+    }
+}
+
+/// The limits that a container can have; others are for Kubernetes.
+fn limits(configured: &BTreeMap<String, Quantity>) -> Limits {
+    let units = |name: &str, nanos: i128| {
+        let quantity = configured.get(name)?;
+        u64::try_from(quantity.nanos() / nanos).ok().filter(|units| *units > 0)
+    };
+    Limits {
+        cpu_millis: units("cpu", 1_000_000),
+        memory_bytes: units("memory", 1_000_000_000),
+        pids: units("pids", 1_000_000_000),
+        ..Limits::default()
     }
 }
 
@@ -261,6 +298,9 @@ mod tests {
             config.docker.network_mode = "bridge".to_owned();
             config.docker.sandbox_binds = vec!["/a:/b".to_owned()];
             config.egress.image = Some("egress:1".to_owned());
+            for (name, value) in [("cpu", "250m"), ("memory", "64Mi"), ("ephemeral-storage", "1Gi")] {
+                config.egress.limits.insert(name.to_owned(), Quantity::parse(value).unwrap());
+            }
             config.egress.upstream_proxy = Some(UpstreamProxyConfig {
                 url: "http://proxy".to_owned(),
                 authorization: Some(Secret::new("Basic hunter2")),
@@ -273,6 +313,9 @@ mod tests {
         assert_eq!((seen.ports.start(), seen.ports.end()), (&40_000, &60_000));
         assert_eq!((seen.network_mode.as_str(), seen.pids_limit), ("bridge", Some(4096)));
         assert_eq!((seen.egress.mode.as_str(), seen.egress.image.as_deref()), ("dns", Some("egress:1")));
+        let limits = seen.egress.limits;
+        assert_eq!((limits.cpu_millis, limits.memory_bytes, limits.pids), (Some(250), Some(64 << 20), None));
+        assert!(seen.reaches_containers);
         assert_eq!(seen.execd_image.as_deref(), Some("execd:1"));
         let proxy = seen.egress.upstream_proxy.as_ref().unwrap();
         assert_eq!(proxy.authorization.as_deref(), Some("Basic hunter2"));

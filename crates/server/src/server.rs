@@ -14,10 +14,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
-    accept,
     config::{Config, ProcessEnvironment},
     engine::{Engine, RecoverError},
-    http::{App, router},
+    gateway::{Door, GatewayLimits},
+    http::{App, malformed, router},
+    ingress::IngressState,
+    listener::{self, CertificateError, Certificates, Limits, Looked, Serving, Transport},
     renewal::{AddressError, Renewals},
     runtimes::{self, Opened},
     store::SqlStore,
@@ -42,8 +44,10 @@ pub enum StartError {
     Tenants(#[from] tenants::OpenError),
     #[error("cannot recover: {0}")]
     Recover(#[from] RecoverError),
-    #[error(transparent)]
+    #[error("renew_intent.redis.dsn: {0}")]
     RenewIntent(#[from] AddressError),
+    #[error("cannot serve TLS: {0}")]
+    Certificate(#[from] CertificateError),
 }
 
 /// Everything that is opened before the asynchronous runtime exists.
@@ -51,6 +55,11 @@ pub enum StartError {
 pub struct Prepared {
     config: Arc<Config>,
     listener: TcpListener,
+    /// Where this server is the gateway too.
+    gateway: Option<TcpListener>,
+    /// Answers plain HTTP with the address under HTTPS.
+    redirect: Option<TcpListener>,
+    certificates: Option<Arc<Certificates>>,
     runtime: Opened,
 }
 
@@ -60,19 +69,23 @@ impl Prepared {
     /// # Errors
     /// When the address is taken, the runtime is one that this version lacks, or the machine or state directory is not fit.
     pub fn open(config: Config) -> Result<Self, StartError> {
-        let address = format!("{}:{}", bracketed(&config.server.host), config.server.port);
-        let listener =
-            TcpListener::bind(&address).map_err(|source| StartError::Listen { address, source })?;
-        Self::open_on(config, listener)
+        let listener = bind(&config, config.server.port)?;
+        let redirect = config.server.tls_redirect_port.map(|port| bind(&config, port)).transpose()?;
+        Ok(Self { redirect, ..Self::open_on(config, listener)? })
     }
 
-    /// The same on a listener that is bound already.
+    /// The same on a listener that is bound already, and without a second one for redirects.
     ///
     /// # Errors
     /// As [`Prepared::open`].
     pub fn open_on(config: Config, listener: TcpListener) -> Result<Self, StartError> {
+        let gateway = config.ingress.listen.clone().map(|address| {
+            TcpListener::bind(&address).map_err(|source| StartError::Listen { address, source })
+        });
+        let gateway = gateway.transpose()?;
+        let certificates = certificates(&config)?;
         let runtime = runtimes::open(&config)?;
-        Ok(Self { config: Arc::new(config), listener, runtime })
+        Ok(Self { config: Arc::new(config), listener, redirect: None, certificates, gateway, runtime })
     }
 
     /// Recovers what exists and serves.
@@ -80,7 +93,7 @@ impl Prepared {
     /// # Errors
     /// When the store or the runtime cannot be read.
     pub async fn start(self) -> Result<Server, StartError> {
-        let Self { config, listener, runtime } = self;
+        let Self { config, listener, redirect, certificates, gateway, runtime } = self;
         let store = SqlStore::open(&config.store)
             .await
             .map_err(|source| StartError::Store { place: SqlStore::place(&config.store), source })?;
@@ -101,21 +114,121 @@ impl Prepared {
         let telemetry = Telemetry { metrics: metrics.clone(), tracer: exporter.tracer().clone() };
         let app =
             App::new(config.clone(), engine.clone(), runtime.images.clone(), keys).with_telemetry(telemetry);
-        let renewals = Renewals::start(&engine, &config.renew_intent, metrics)?;
+        let renewals = Renewals::start(&engine, &config.renew_intent, metrics.clone())?;
         if let Some(renewals) = &renewals {
             app.renew_on_access(renewals.clone());
         }
-        let limits = accept::Limits {
-            keep_alive: config.server.keep_alive,
-            drain: config.server.graceful_shutdown,
-            connections: accept::connection_limit(),
-        };
-        let serving = accept::spawn(listener, router::build(app), stop.clone(), limits)
+        let gateway = gateway
+            .map(|listener| open_gateway(listener, &app, (certificates.clone(), &stop)))
+            .transpose()?
+            .flatten();
+        let doors = Doors { listener, redirect, certificates };
+        let ingress = app.ingress.clone();
+        let serving = doors
+            .open(&config, app, &stop)
             .map_err(|source| StartError::Listen { address: address.to_string(), source })?;
         info!(%address, sandboxes = engine.index().len(), "listening");
         let drain = config.server.graceful_shutdown;
-        Ok(Server { address, engine, store, runtime, serving, stop, renewals, exporter, drain })
+        Ok(Server {
+            address,
+            engine,
+            store,
+            runtime,
+            ingress,
+            serving,
+            gateway,
+            stop,
+            renewals,
+            exporter,
+            drain,
+        })
     }
+}
+
+/// Connections to the port that only redirects.
+const REDIRECTED: usize = 256;
+
+fn open_gateway(
+    listener: TcpListener,
+    app: &App,
+    (certificates, stop): (Option<Arc<Certificates>>, &CancellationToken),
+) -> Result<Option<Door>, StartError> {
+    let Some((gateway, carrier)) = app.gateway() else { return Ok(None) };
+    let server = &app.config.server;
+    let limits =
+        GatewayLimits { connections: 0, drain: server.graceful_shutdown, ..GatewayLimits::default() };
+    let door = Door::open(listener, (gateway, carrier), (certificates, limits), stop.clone());
+    let door = door.map_err(|source| StartError::Listen { address: "ingress.listen".into(), source })?;
+    info!(address = %door.address(), "listening as the gateway");
+    Ok(Some(door))
+}
+
+/// Where requests come in.
+struct Doors {
+    listener: TcpListener,
+    redirect: Option<TcpListener>,
+    certificates: Option<Arc<Certificates>>,
+}
+
+impl Doors {
+    fn open(
+        self,
+        config: &Config,
+        app: App,
+        stop: &CancellationToken,
+    ) -> std::io::Result<Vec<JoinHandle<()>>> {
+        let limits = Limits {
+            keep_alive: config.server.keep_alive,
+            drain: config.server.graceful_shutdown,
+            ..Limits::default()
+        };
+        let mut tasks = Vec::new();
+        let metrics = app.telemetry.metrics.clone();
+        let mut router = router::build(app);
+        let transport = match self.certificates {
+            None => Transport::Plain,
+            Some(certificates) => {
+                metrics.certificate_looked(Looked::Replaced);
+                let tell = move |looked| metrics.certificate_looked(looked);
+                tasks.push(tokio::spawn(certificates.clone().watch(stop.clone(), tell)));
+                router = router::strictly_over_tls(router, config.server.hsts_max_age);
+                Transport::Tls(certificates)
+            }
+        };
+        if let Some(redirect) = self.redirect {
+            let router = listener::redirects(config.server.port);
+            let few = Limits { connections: limits.connections.min(REDIRECTED), ..limits };
+            let serving =
+                Serving { router, refuse: malformed::answer, transport: Transport::Plain, limits: few };
+            tasks.push(listener::spawn(redirect, serving, stop.clone())?);
+        }
+        let serving = Serving { router, refuse: malformed::answer, transport, limits };
+        tasks.push(listener::spawn(self.listener, serving, stop.clone())?);
+        Ok(tasks)
+    }
+}
+
+/// The certificate that the configuration names, if it names one. Blocking.
+///
+/// # Errors
+/// When it cannot be used.
+pub fn certificates(config: &Config) -> Result<Option<Arc<Certificates>>, CertificateError> {
+    let (Some(cert), Some(key)) = (&config.server.tls_cert, &config.server.tls_key) else { return Ok(None) };
+    let certificates = Certificates::open(cert, key)?;
+    if Certificates::exposed(key) {
+        warn!(key = %key.display(), "others than its owner can read or change the private key");
+    }
+    Ok(Some(certificates))
+}
+
+fn bind(config: &Config, port: u16) -> Result<TcpListener, StartError> {
+    let address = format!("{}:{port}", bracketed(&config.server.host));
+    let bound = TcpListener::bind(&address).and_then(|listener| {
+        // The standard library asks for a short queue.
+        rustix::net::listen(&listener, i32::try_from(config.server.backlog).unwrap_or(i32::MAX))?;
+        Ok(listener)
+    });
+    bound.map_err(|source| StartError::Listen { address, source })
 }
 
 fn exporter(config: &Config, engine: &Arc<Engine>, metrics: &Arc<Metrics>) -> Exporter {
@@ -138,7 +251,9 @@ pub struct Server {
     engine: Arc<Engine>,
     store: SqlStore,
     runtime: Opened,
-    serving: JoinHandle<()>,
+    ingress: IngressState,
+    serving: Vec<JoinHandle<()>>,
+    gateway: Option<Door>,
     stop: CancellationToken,
     renewals: Option<Renewals>,
     exporter: Exporter,
@@ -154,6 +269,11 @@ impl Server {
         self.address
     }
 
+    /// Where it listens as the gateway, if it is one.
+    pub fn gateway_address(&self) -> Option<SocketAddr> {
+        self.gateway.as_ref().map(Door::address)
+    }
+
     /// The engine, for callers in the same process.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
@@ -164,7 +284,20 @@ impl Server {
         let begun = Instant::now();
         self.stop.cancel();
         self.engine.close_streams();
-        let _ = self.serving.await;
+        let serving = async {
+            for door in self.serving {
+                let _ = door.await;
+            }
+        };
+        let gateway = async {
+            if let Some(gateway) = self.gateway {
+                gateway.close(self.drain).await;
+            }
+        };
+        let ((), cut, ()) = tokio::join!(serving, self.ingress.drain(self.drain), gateway);
+        if cut.upgrades > 0 {
+            info!(upgrades = cut.upgrades, "upgraded connections that were still open were cut");
+        }
         if let Some(renewals) = &self.renewals {
             renewals.stop().await;
         }

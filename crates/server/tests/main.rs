@@ -5,9 +5,13 @@
 mod edge;
 mod engine;
 mod events;
+mod gateway;
+mod listener;
+mod multiplexed;
 mod renewal;
 mod runtime_away;
 mod service;
 mod snapshots;
 mod telemetry;
 mod tenants;
+mod wake;

@@ -376,7 +376,5 @@ async fn nothing_is_started_unless_it_is_asked_for() {
     let redis = RedisConfig { enabled: true, dsn, ..RedisConfig::default() };
     let wrong = RenewIntentConfig { enabled: true, redis, ..off };
     let error = Renewals::start(&engine, &wrong, Arc::default()).unwrap_err();
-    assert!(
-        error.to_string().contains("renew_intent.redis.dsn") && !format!("{error:?}").contains("hunter2")
-    );
+    assert!(error.to_string().contains("the address of Redis") && !format!("{error:?}").contains("hunter2"));
 }

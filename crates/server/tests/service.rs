@@ -25,6 +25,7 @@ pub struct Service {
     pub engine: Arc<Engine>,
     router: Router,
     keys: Keyring,
+    config: Arc<Config>,
 }
 
 pub struct Answer {
@@ -45,27 +46,33 @@ impl Service {
     }
 
     pub async fn with(keys: Keyring) -> Self {
+        Self::configured(keys, Config::default()).await
+    }
+
+    pub async fn configured(keys: Keyring, config: Config) -> Self {
         let (runtime, store, clock) = (Arc::default(), Arc::default(), Arc::new(ManualClock::default()));
-        let (engine, router) = Self::start(&runtime, &store, &clock, &keys).await;
-        Self { runtime, store, clock, engine, router, keys }
+        let config = Arc::new(config);
+        let (engine, router) = Self::start(&runtime, &store, &clock, (&keys, &config)).await;
+        Self { runtime, store, clock, engine, router, keys, config }
     }
 
     async fn start(
         runtime: &Arc<FakeRuntime>,
         store: &Arc<MemoryStore>,
         clock: &Arc<ManualClock>,
-        keys: &Keyring,
+        (keys, config): (&Keyring, &Arc<Config>),
     ) -> (Arc<Engine>, Router) {
         let engine = Engine::new(runtime.clone(), store.clone(), clock.clone(), Settings::default());
         engine.recover().await.unwrap();
-        let app = App::new(Arc::new(Config::default()), engine.clone(), None, keys.clone());
+        let app = App::new(config.clone(), engine.clone(), None, keys.clone());
         (engine, router::build(app))
     }
 
     /// Another server on the same runtime and store.
     pub async fn restart(&mut self) {
         self.engine.stop().await;
-        (self.engine, self.router) = Self::start(&self.runtime, &self.store, &self.clock, &self.keys).await;
+        (self.engine, self.router) =
+            Self::start(&self.runtime, &self.store, &self.clock, (&self.keys, &self.config)).await;
     }
 
     async fn send(
@@ -109,6 +116,12 @@ impl Service {
         let made = self.call("POST", "/v1/sandboxes", body).await;
         assert_eq!(made.status, 202, "{}", made.body);
         made.body["id"].as_str().unwrap().to_owned()
+    }
+
+    /// An answer as it comes, with its status.
+    pub async fn pieces(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> (u16, BodyDataStream) {
+        let (parts, body) = self.send(method, path, headers, &Value::Null).await;
+        (parts.status.as_u16(), body.into_data_stream())
     }
 
     /// Opens the stream of a sandbox's events.

@@ -30,9 +30,13 @@ pub const NONE: CapabilitySet = CapabilitySet::empty();
 /// What making a session's namespaces and mounts takes.
 pub const SESSIONS: CapabilitySet = CapabilitySet::SYS_ADMIN;
 
-/// Drops everything else for good. A program executed as root gets the bounding set, so that is what counts.
+/// Leaves a box's root what it may do, and `more`.
 pub fn restrict(more: CapabilitySet) -> io::Result<()> {
-    let allowed = ALLOWED | more;
+    restrict_to(ALLOWED | more)
+}
+
+/// Drops everything else for good. A program executed as root gets the bounding set, so that is what counts.
+pub fn restrict_to(allowed: CapabilitySet) -> io::Result<()> {
     clear_ambient_capability_set()?;
     for bit in 0..64 {
         let one = CapabilitySet::from_bits_retain(1 << bit);

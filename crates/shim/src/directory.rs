@@ -15,6 +15,15 @@ use serde::de::DeserializeOwned;
 use crate::client::SOCKET;
 use crate::spec::{BoxEvent, BoxSpec, BoxState, MutableFacts, SPEC_VERSION};
 
+/// The files that [`BoxDir::append_event`] writes, in the order in which they are read.
+pub const EVENT_FILES: [&str; 3] = [EVENTS, OLDER_EGRESS_EVENTS, EGRESS_EVENTS];
+const EVENTS: &str = "events.jsonl";
+const EGRESS_EVENTS: &str = "egress-events.jsonl";
+const OLDER_EGRESS_EVENTS: &str = "egress-events.1.jsonl";
+const EGRESS_KIND: &str = "egress.";
+/// A few thousand events.
+const ROTATE_AT: u64 = 512 << 10;
+
 /// The directory of one box.
 #[derive(Clone, Debug)]
 pub struct BoxDir {
@@ -88,11 +97,20 @@ impl BoxDir {
         fs::rename(&aside, self.join("state.json"))
     }
 
+    /// Events of the egress policy lie apart, because a box makes as many as it likes: only the newest are kept.
     pub fn append_event(&self, event: &BoxEvent) -> io::Result<()> {
         let mut line = serde_json::to_vec(event)?;
         line.push(b'\n');
-        let path = self.join("events.jsonl");
-        OpenOptions::new().append(true).create(true).mode(0o600).open(path)?.write_all(&line)
+        let open = |name| OpenOptions::new().append(true).create(true).mode(0o600).open(self.join(name));
+        if !event.kind.starts_with(EGRESS_KIND) {
+            return open(EVENTS)?.write_all(&line);
+        }
+        let mut file = open(EGRESS_EVENTS)?;
+        if file.metadata()?.len() >= ROTATE_AT {
+            fs::rename(self.join(EGRESS_EVENTS), self.join(OLDER_EGRESS_EVENTS))?;
+            file = open(EGRESS_EVENTS)?;
+        }
+        file.write_all(&line)
     }
 
     /// Fails with `WouldBlock` when another shim holds it.

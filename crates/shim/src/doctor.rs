@@ -16,11 +16,13 @@ use rustix::thread::{CapabilitySet, capabilities};
 use serde::Serialize;
 
 use crate::cgroup::{Controller, Layout};
+use crate::egress;
 use crate::kernel::mounts::{Reach, set_attributes};
 use crate::kernel::process::{Cloned, Side, clone_child, exit_now};
-use crate::network::netlink::Socket;
-use crate::network::{nftables, route};
+use crate::network::nftables;
 use crate::seccomp;
+use sandglass_netlink::route;
+use sandglass_netlink::socket::Socket;
 
 /// One probe's finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -57,7 +59,8 @@ pub fn probe(state_dir: &Path) -> Vec<Check> {
     let mut checks = vec![privileges(), kernel(), user_namespaces()];
     checks.extend([overlay(), id_mapping(state_dir)]);
     checks.extend(control_groups());
-    checks.extend([system_call_filter(), pidfd(), veth(), nf_tables(), forwarding_policy(), disk(state_dir)]);
+    checks.extend([system_call_filter(), pidfd(), veth(), nf_tables(), egress_policies()]);
+    checks.extend([forwarding_policy(), disk(state_dir)]);
     if !checks[0].ok {
         // Without privileges most probes can only tell that they were not allowed to look.
         for denied in
@@ -214,7 +217,12 @@ fn pidfd() -> Check {
 fn veth() -> Check {
     let end = |name| route::End { name, mac: [2, 0, 0, 0, 0, 1] };
     let attempt = Socket::route().and_then(|mut socket| {
-        socket.request(route::add_veth(&end("sgprobe0"), &end("sgprobe1"), -1, u32::MAX))
+        socket.request(route::add_veth(
+            &end("sgprobe0"),
+            &end("sgprobe1"),
+            route::Namespace::Of(-1),
+            u32::MAX,
+        ))
     });
     let result = match attempt {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
@@ -229,6 +237,12 @@ fn veth() -> Check {
 fn nf_tables() -> Check {
     let result = nftables::probe().map(|()| "available".into()).map_err(|error| error.to_string());
     check("nf_tables", true, result, "load or build the `nf_tables` and `nft_masq` kernel modules")
+}
+
+/// Modules are loaded by the trial itself.
+fn egress_policies() -> Check {
+    let remedy = "load or build these modules; until then sandboxes with a networkPolicy cannot be created";
+    check("egress policies", false, egress::probe(), remedy)
 }
 
 /// Our table accepts boxes' traffic, but in netfilter a drop elsewhere is final.

@@ -9,8 +9,10 @@ use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::network::netlink::{Socket, attributes};
-use crate::network::{nftables, route};
+use crate::network::nftables;
+use sandglass_netlink::message::attributes;
+use sandglass_netlink::route;
+use sandglass_netlink::socket::Socket;
 
 /// An IPv4 network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -26,6 +26,7 @@ pub mod spec;
 mod capabilities;
 mod cgroup;
 mod directory;
+mod egress;
 mod host;
 mod kernel;
 mod launch;
@@ -37,5 +38,6 @@ mod teardown;
 mod zygote;
 
 pub use create::Zygote;
+pub use directory::EVENT_FILES;
 pub use teardown::{TeardownError, end_by_id, remove_dir, shim_alive, teardown};
 pub use zygote::{run as shim_main, zygote as zygote_main};

@@ -20,7 +20,7 @@ use crate::network::link;
 
 const DIES_WITHIN: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// The box's first process.
+/// The first process of a PID namespace: the box's, or its enforcer's.
 #[derive(Debug)]
 pub struct Init {
     pub pid: i32,
@@ -39,8 +39,14 @@ impl Init {
         Ok(waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG)?)
     }
 
+    /// Whether it has ended, reaped or not.
+    pub fn has_ended(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
     /// Waits for its end, but not for ever: a process in an uninterruptible call does not even die of SIGKILL.
-    fn await_end(&self) {
+    pub fn await_end(&self) {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let _ = poll(&mut fds, Some(&DIES_WITHIN));
         // Already reaped, or nobody of ours, is fine.
@@ -65,6 +71,8 @@ pub struct Remains {
     pub init: Option<Init>,
     pub host_interface: Option<String>,
     pub mounted_root: Option<PathBuf>,
+    pub egress_program: Option<Init>,
+    pub egress_cgroup: Option<Cgroup>,
 }
 
 /// The step that failed, and why.
@@ -89,6 +97,16 @@ impl Remains {
         {
             failed("kill the processes", error);
         }
+        // After the box: as long as anything of it runs, what it sends is looked at.
+        if let Some(program) = self.egress_program.take() {
+            let _ = program.signal(Signal::KILL);
+            program.await_end();
+        }
+        if let Some(cgroup) = &self.egress_cgroup
+            && let Err(error) = cgroup.kill()
+        {
+            failed("kill the egress enforcer", error);
+        }
         if let Some(interface) = &self.host_interface {
             match link::detach(interface) {
                 Ok(()) => self.host_interface = None,
@@ -112,6 +130,12 @@ impl Remains {
             match cgroup.remove() {
                 Ok(()) => self.cgroup = None,
                 Err(error) => failed("remove the control group", error),
+            }
+        }
+        if let Some(cgroup) = &self.egress_cgroup {
+            match cgroup.remove() {
+                Ok(()) => self.egress_cgroup = None,
+                Err(error) => failed("remove the egress enforcer's control group", error),
             }
         }
         first.map_or(Ok(()), Err)

@@ -25,6 +25,9 @@ pub struct BoxSpec {
     pub hostname: String,
     pub root: RootSpec,
     pub network: Option<NetworkSpec>,
+    /// Stands between the box and the host's network when there is one; needs a network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<EgressSpec>,
     pub ids: IdRange,
     pub limits: Limits,
     pub process: ProcessSpec,
@@ -83,6 +86,51 @@ pub struct NetworkSpec {
     pub dns: Vec<IpAddr>,
     #[serde(default)]
     pub search: Vec<String>,
+}
+
+/// The program that decides what leaves the box, and what it is given. It runs outside of the box.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EgressSpec {
+    /// Host path of the static program.
+    pub program: PathBuf,
+    /// Its settings, besides those that say where it is placed. Some are secret.
+    #[serde(default)]
+    pub env: Vec<(String, String)>,
+    /// Host user and group that it runs as; nobody else's.
+    pub user: u32,
+    /// How long it may take to enforce before the create fails.
+    pub ready_within_ms: u64,
+    #[serde(default)]
+    pub limits: EgressLimits,
+    /// Files and directories of the host that it can read, each at `target`.
+    #[serde(default)]
+    pub views: Vec<Bind>,
+    /// The box sees the certificate of the authority with which connections are intercepted.
+    #[serde(default)]
+    pub authority: bool,
+}
+
+/// Settings are told by name only.
+impl std::fmt::Debug for EgressSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<&str> = self.env.iter().map(|(name, _)| name.as_str()).collect();
+        f.debug_struct("EgressSpec")
+            .field("program", &self.program)
+            .field("env", &names)
+            .field("user", &self.user)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the program may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EgressLimits {
+    /// `None`: unlimited.
+    pub cpu_millis: Option<u64>,
+    /// `None`: 256 MiB, where the host can limit memory.
+    pub memory_bytes: Option<u64>,
 }
 
 /// Host ids of the box: id 0 inside is `base` outside.
@@ -170,6 +218,18 @@ pub struct BoxState {
     pub boot_id: String,
     pub started_at_ms: Option<i64>,
     pub exit: Option<ExitRecord>,
+    /// The process that enforces the egress policy, while one runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforcer: Option<ProcessMark>,
+}
+
+/// A process that is still the same when both numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessMark {
+    pub pid: i32,
+    /// Clock ticks after boot.
+    pub start_ticks: u64,
 }
 
 /// How a box ended.
@@ -202,7 +262,8 @@ pub enum ExitCause {
 #[serde(rename_all = "camelCase")]
 pub struct BoxEvent {
     pub at_ms: i64,
-    /// created | started | paused | resumed | oom-kill | pids-limit | exited | expired | removed | warning
+    /// created | started | paused | resumed | oom-kill | pids-limit | exited | expired | removed | warning, and of the
+    /// egress policy: egress.denied | egress.injected | egress.noted
     pub kind: String,
     pub message: String,
     #[serde(default)]

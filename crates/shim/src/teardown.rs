@@ -1,7 +1,7 @@
 //! What the server does when a box's shim is gone: end what is left of the box.
 //!
 //! The mounts went with the shim's namespace and the processes were killed with it, so what may be left is control
-//! groups, the host's end of the veth pair, and for a moment processes.
+//! groups, the host's end of the veth pair, and for a moment processes: the box's, and its egress enforcer.
 //! Also, by [`end_by_id`], what it does when the directory is gone and a shim may still run.
 //! Invariant: safe to call again and again; [`teardown`] at any time when no shim runs, and it keeps the records.
 
@@ -12,6 +12,7 @@ use std::path::Path;
 use crate::cgroup::{Cgroup, Layout};
 use crate::client::SOCKET;
 use crate::directory::{BoxDir, boot_id, is_possible_id, now_ms};
+use crate::egress;
 use crate::remains::{Init, Remains};
 use crate::spec::{BoxEvent, BoxState, ExitCause, ExitRecord, Phase};
 
@@ -49,6 +50,10 @@ pub fn teardown(dir: &Path) -> Result<(), TeardownError> {
         cgroup: Some(Cgroup::locate(&layout, spec.as_ref().map_or(&id, |spec| &spec.id))),
         init: same_boot.and_then(|state| Init::find(state.init_pid?, state.init_start_ticks?)),
         host_interface: spec.as_ref().and_then(|spec| Some(spec.network.as_ref()?.host_interface.clone())),
+        egress_program: same_boot
+            .and_then(|state| state.enforcer)
+            .and_then(|mark| Init::find(mark.pid, mark.start_ticks)),
+        egress_cgroup: Some(egress_group(&layout, spec.as_ref().map_or(&id, |spec| &spec.id))),
         ..Remains::default()
     };
     remains.clear().map_err(|(step, source)| TeardownError { id: id.clone(), step, source })?;
@@ -81,9 +86,16 @@ pub fn end_by_id(
         // The box's first process dies with the shim, and the rest of the box with that.
         init: (shim_pid > 1).then(|| Init::find(shim_pid, shim_start_ticks)).flatten(),
         host_interface: host_interface.map(str::to_owned),
+        // The enforcer dies with the shim, too; this takes what is left of it.
+        egress_cgroup: Some(egress_group(&layout, id)),
         ..Remains::default()
     };
     remains.clear().map_err(|(step, source)| failed(step)(source))
+}
+
+/// Also of boxes that never had an enforcer: removing what is absent is success.
+fn egress_group(layout: &Layout, id: &str) -> Cgroup {
+    Cgroup::locate(layout, &egress::group_of(id))
 }
 
 fn record(files: &BoxDir, state: Option<BoxState>) -> io::Result<()> {
@@ -115,6 +127,7 @@ fn record(files: &BoxDir, state: Option<BoxState>) -> io::Result<()> {
         boot_id: boot_id(),
         started_at_ms: None,
         exit: None,
+        enforcer: None,
     });
     files.write_state(&BoxState {
         phase: Phase::Exited,
@@ -122,6 +135,7 @@ fn record(files: &BoxDir, state: Option<BoxState>) -> io::Result<()> {
         init_pid: None,
         init_start_ticks: None,
         exit: Some(exit),
+        enforcer: None,
         ..before
     })
 }

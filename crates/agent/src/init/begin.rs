@@ -51,6 +51,9 @@ pub struct Begin<'a> {
 
 impl Begin<'_> {
     pub async fn run(self) -> Result<Option<Entrypoint>, NotStarted> {
+        if let Some(trust) = self.trust {
+            trust.ahead();
+        }
         if self.trust.is_some() || self.hooks.pre_start.is_some() {
             self.status.accepting();
         }

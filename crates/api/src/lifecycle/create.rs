@@ -15,6 +15,8 @@ pub type StringMap = BTreeMap<String, String>;
 pub const ENTRYPOINT_EXTENSION: &str = "sandglass.entrypoint";
 /// Extension: renew by this many seconds whenever the sandbox is used through the proxy.
 pub const RENEW_ON_ACCESS_EXTENSION: &str = "access.renew.extend.seconds";
+/// Extension of ours: a request to the sandbox resumes it when it is paused (`true` or `false`).
+pub const WAKE_ON_ACCESS_EXTENSION: &str = "access.wake";
 /// Extension: take the sandbox from a pool.
 pub const POOL_REF_EXTENSION: &str = "poolRef";
 /// Extensions that start like this are stored and echoed.
@@ -129,6 +131,9 @@ pub struct CreateSandboxRequest {
     pub volumes: Option<Vec<Volume>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extensions: Option<StringMap>,
+    /// Ours: requests to the sandbox resume it when it is paused. The same as the extension `access.wake`.
+    #[serde(default, alias = "wake_on_access", skip_serializing_if = "Option::is_none")]
+    pub wake_on_access: Option<bool>,
 }
 
 impl fmt::Debug for CreateSandboxRequest {

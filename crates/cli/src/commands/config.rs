@@ -2,9 +2,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
-use sandglass_server::config::{check, show};
+use sandglass_server::{
+    config::{check, show},
+    listener::Certificates,
+    server::certificates,
+};
 
 use crate::output::{Output, note};
 
@@ -38,6 +42,10 @@ impl Config {
                 let loaded = super::serve::load(source.config)?;
                 for warning in check::report(&loaded) {
                     note(&format!("warning: {warning}"));
+                }
+                certificates(&loaded.config).context("server.tls_cert, server.tls_key")?;
+                if loaded.config.server.tls_key.as_deref().is_some_and(Certificates::exposed) {
+                    note("warning: server.tls_key: others than its owner can read or change the private key");
                 }
                 output.line("the configuration is valid")?;
             }

@@ -9,6 +9,7 @@ mod endpoint;
 mod events;
 mod exec;
 mod image;
+mod ingress;
 mod inspect;
 mod logs;
 mod mcp;
@@ -44,6 +45,7 @@ pub enum Command {
     Image(image::Image),
     Mcp(mcp::Mcp),
     Serve(serve::Serve),
+    Ingress(ingress::Ingress),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
     Config(config::Config),
@@ -72,6 +74,7 @@ impl Command {
         match self {
             Self::Completions(command) => command.run().map(Step::Done),
             Self::Serve(command) => command.run().map(Step::Done),
+            Self::Ingress(command) => command.run().map(Step::Done),
             Self::Demo(command) => command.run(output).map(Step::Done),
             Self::Doctor(command) => command.run(output).map(Step::Done),
             Self::Config(command) => command.run(output).map(Step::Done),
@@ -99,6 +102,7 @@ impl Command {
             Self::Mcp(command) => command.run(context).await,
             Self::Completions(_)
             | Self::Serve(_)
+            | Self::Ingress(_)
             | Self::Demo(_)
             | Self::Doctor(_)
             | Self::Config(_)

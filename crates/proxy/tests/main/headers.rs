@@ -4,7 +4,10 @@ use std::sync::atomic::Ordering;
 
 use sandglass_proxy::{Forwarder, Limits};
 
-use crate::harness::{answering, backend, capturing, front, get, talk};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::harness::{answering, backend, capturing, front, get, read_head, talk};
 
 async fn seen(request: &str) -> String {
     let (target, mut requests) = capturing().await;
@@ -67,14 +70,77 @@ async fn a_get_with_a_zero_length_or_a_body_is_passed_on() {
 }
 
 #[tokio::test]
-async fn a_chunked_upload_stays_chunked_and_trailers_do_no_harm() {
+async fn a_chunked_upload_stays_chunked_and_its_trailers_come_last() {
     let seen = seen(
         "POST /u HTTP/1.1\r\nhost: f\r\nconnection: close\r\ntransfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n\
-         5\r\nhello\r\n6;ext=1\r\n world\r\n0\r\nx-sum: 1\r\n\r\n",
+         5\r\nhello\r\n6;ext=1\r\n world\r\n0\r\nx-sum: 1\r\nhost: evil\r\ncontent-length: 7\r\n\r\n",
     )
     .await;
-    assert!(!seen.contains("content-length"), "{seen}");
-    assert!(seen.contains("hello") && seen.contains(" world") && seen.ends_with("0\r\n\r\n"), "{seen}");
+    assert!(!seen.contains("content-length") && !seen.contains("evil"), "{seen}");
+    assert!(seen.contains("hello") && seen.contains(" world"), "{seen}");
+    assert!(seen.ends_with("0\r\nx-sum: 1\r\n\r\n"), "{seen}");
+}
+
+#[tokio::test]
+async fn trailers_of_an_answer_reach_a_client_that_takes_them() {
+    let target = answering(
+        b"HTTP/1.1 200 OK\r\ntrailer: x-sum\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nx-sum: 1\r\n\r\n",
+    )
+    .await;
+    let front = front(&Forwarder::new(Limits::default()), target).await;
+    let head = "GET / HTTP/1.1\r\nhost: f\r\nconnection: close\r\n";
+    let takes = talk(front, format!("{head}te: trailers\r\n\r\n").as_bytes()).await;
+    assert!(takes.ends_with("2\r\nhi\r\n0\r\nx-sum: 1\r\n\r\n"), "{takes}");
+    let leaves = talk(front, format!("{head}\r\n").as_bytes()).await;
+    assert!(leaves.ends_with("2\r\nhi\r\n0\r\n\r\n"), "{leaves}");
+}
+
+#[tokio::test]
+async fn headers_keep_their_order_and_reasons_their_words() {
+    let seen = seen("GET / HTTP/1.1\r\nx-b: 1\r\nhost: f\r\nte: trailers\r\nconnection: close\r\nx-a: 2\r\nx-c: 3\r\n\r\n").await;
+    assert_eq!(seen, "GET / HTTP/1.1\r\nhost: TARGET\r\nx-b: 1\r\nx-a: 2\r\nx-c: 3\r\n\r\n");
+    let answer = answered(
+        "HTTP/1.1 299 As You Like\r\nx-b: 1\r\nkeep-alive: 1\r\ncontent-length: 0\r\nx-a: 2\r\ndate: x\r\nconnection: close\r\n\r\n",
+    )
+    .await;
+    let line = "HTTP/1.1 299 As You Like\r\nx-b: 1\r\nx-a: 2\r\ndate: x\r\n";
+    assert!(answer.starts_with(line), "{answer}");
+}
+
+#[tokio::test]
+async fn a_body_that_waits_to_be_asked_for_is_asked_for_by_the_backend() {
+    let (target, _) = backend(|mut stream| async move {
+        let head = read_head(&mut stream).await;
+        let head = String::from_utf8(head).unwrap();
+        assert!(head.contains("expect: 100-continue\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+        if head.starts_with("POST /no") {
+            stream.write_all(b"HTTP/1.1 417 Expectation Failed\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+        } else {
+            stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.unwrap();
+            let mut body = [0; 3];
+            stream.read_exact(&mut body).await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n").await.unwrap();
+            stream.write_all(&body).await.unwrap();
+        }
+    })
+    .await;
+    let front = front(&Forwarder::new(Limits::default()), target).await;
+    for (path, first) in [("/no", "HTTP/1.1 417"), ("/yes", "HTTP/1.1 100")] {
+        let mut client = TcpStream::connect(front).await.unwrap();
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: f\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n");
+        client.write_all(head.as_bytes()).await.unwrap();
+        let got = String::from_utf8(read_head(&mut client).await).unwrap();
+        assert!(got.starts_with(first), "{got}");
+        if path == "/yes" {
+            client.write_all(b"abc").await.unwrap();
+            let mut got = read_head(&mut client).await;
+            while !got.ends_with(b"abc") {
+                assert_ne!(client.read_buf(&mut got).await.unwrap(), 0);
+            }
+            assert!(got.starts_with(b"HTTP/1.1 200"));
+        }
+    }
 }
 
 #[tokio::test]

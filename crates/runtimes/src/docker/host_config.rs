@@ -15,7 +15,14 @@ use super::{
 
 /// The extension that asks for namespaces inside the box.
 const ISOLATION: (&str, &str) = ("bootstrap.execd.isolation", "enable");
+/// What a box with a network policy never has.
+const GUARDED: [&str; 2] = ["NET_ADMIN", "NET_RAW"];
 const ISOLATION_DIRECTORY: &str = "/var/lib/execd/isolation";
+
+/// Whether the box's agent gets what it needs to make namespaces: more than a policy can hold, because the box shares its enforcer's network.
+pub(super) fn divides_itself(spec: &Spec) -> bool {
+    spec.extensions.get(ISOLATION.0).is_some_and(|value| value == ISOLATION.1)
+}
 
 /// Refuses configuration that no create could succeed with.
 pub(super) fn check(config: &DockerConfig) -> Result<(), RuntimeError> {
@@ -51,7 +58,7 @@ pub(super) fn seccomp(config: &DockerConfig) -> Result<Option<String>, RuntimeEr
 
 /// Everything about a container that does not depend on the one box: limits and confinement.
 pub(super) fn confined(config: &DockerConfig, seccomp: Option<&str>, spec: &Spec) -> HostConfig {
-    let isolation = spec.extensions.get(ISOLATION.0).is_some_and(|value| value == ISOLATION.1);
+    let isolation = divides_itself(spec);
     let mut host = HostConfig {
         binds: Some(config.sandbox_binds.clone()).filter(|b| !b.is_empty()),
         runtime: config.secure_runtime.clone(),
@@ -62,9 +69,12 @@ pub(super) fn confined(config: &DockerConfig, seccomp: Option<&str>, spec: &Spec
     };
     limit(&mut host, &spec.limits, config.pids_limit);
     let mut drop = config.drop_capabilities.clone();
-    if spec.egress.is_some() && !drop.iter().any(|c| is_capability(c, "NET_ADMIN")) {
-        // The rules live in the network namespace that the box shares with its sidecar.
-        drop.push("NET_ADMIN".to_owned());
+    if spec.egress.is_some() {
+        // The rules live in the network namespace that the box shares with its sidecar. Raw sockets get past them, and either of the two
+        // capabilities is enough to mark packets as the sidecar's own.
+        let missing = GUARDED.into_iter().filter(|name| !drop.iter().any(|c| is_capability(c, name)));
+        let missing: Vec<String> = missing.map(str::to_owned).collect();
+        drop.extend(missing);
     }
     if isolation {
         drop.retain(|c| !is_capability(c, "SYS_ADMIN"));
@@ -158,11 +168,13 @@ pub(super) mod tests {
             pids_limit: Some(4096),
             ports: 40000..=60000,
             publish_host: Ipv4Addr::UNSPECIFIED,
+            reaches_containers: true,
             sandbox_binds: vec![],
             ulimits: vec![],
             egress: EgressConfig {
                 image: Some("egress:1".into()),
                 mode: "dns".into(),
+                limits: Limits::default(),
                 disable_ipv6: true,
                 otlp_endpoint: None,
                 readiness_timeout: Duration::from_secs(30),
@@ -262,9 +274,15 @@ pub(super) mod tests {
     fn a_box_with_a_policy_cannot_change_its_rules() {
         let wanted = Spec { egress: Some(Egress::default_for_tests()), ..spec() };
         let host = confined(&config(), None, &wanted);
-        assert!(host.cap_drop.unwrap().contains(&"NET_ADMIN".to_owned()));
-        let named = DockerConfig { drop_capabilities: vec!["cap_net_admin".into()], ..config() };
-        assert_eq!(confined(&named, None, &wanted).cap_drop, Some(vec!["cap_net_admin".to_owned()]));
+        let dropped = host.cap_drop.unwrap();
+        assert!(GUARDED.iter().all(|name| dropped.contains(&(*name).to_owned())), "{dropped:?}");
+        for named in [vec![], vec!["cap_net_admin".to_owned()], vec!["ALL".to_owned()]] {
+            let config = DockerConfig { drop_capabilities: named.clone(), ..config() };
+            let dropped = confined(&config, None, &wanted).cap_drop.unwrap();
+            for name in GUARDED {
+                assert_eq!(dropped.iter().filter(|c| is_capability(c, name)).count(), 1, "{named:?}");
+            }
+        }
     }
 
     trait ForTests {

@@ -25,7 +25,8 @@ use sandglass_sandbox::{
 
 use super::{
     Shared, agent,
-    errors::{Failure, failed, invalid},
+    enforcer::Enforcer,
+    errors::{Failure, invalid},
     snapshot, windows,
 };
 
@@ -124,9 +125,13 @@ impl Shared {
             self.images.remember(&spec.image, facts);
         }
         if spec.egress.is_some() {
-            let image = self.egress_image()?;
-            if self.look(image).await?.is_none() {
-                self.pull(image, None, None, progress).await?;
+            match self.enforcer() {
+                Enforcer::Own => drop(self.make_own_image().await?),
+                Enforcer::Configured(image) => {
+                    if self.look(image).await?.is_none() {
+                        self.pull(image, None, None, progress).await?;
+                    }
+                }
             }
         }
         Ok(())
@@ -143,7 +148,7 @@ impl Shared {
         }
     }
 
-    async fn look(&self, reference: &str) -> Result<Option<ImageFacts>, RuntimeError> {
+    pub(super) async fn look(&self, reference: &str) -> Result<Option<ImageFacts>, RuntimeError> {
         check_reference(reference)?;
         let looked = self.client.call(|docker| async move { docker.inspect_image(reference).await }).await;
         match looked {
@@ -153,7 +158,7 @@ impl Shared {
         }
     }
 
-    async fn expected(&self, platform: Option<&Platform>) -> Result<Expected, RuntimeError> {
+    pub(super) async fn expected(&self, platform: Option<&Platform>) -> Result<Expected, RuntimeError> {
         if let Some(platform) = platform {
             return Ok(Expected { os: platform.os.clone(), arch: normal_arch(&platform.arch) });
         }
@@ -226,7 +231,7 @@ impl Expected {
         ImageFacts { os: or(&facts.os, self.os), arch: or(&facts.arch, self.arch), ..facts.clone() }
     }
 
-    fn platform(self) -> Platform {
+    pub(super) fn platform(self) -> Platform {
         Platform { os: self.os, arch: self.arch }
     }
 }
@@ -321,14 +326,6 @@ pub(super) fn entrypoint(
             }
             Ok(argv)
         }
-    }
-}
-
-impl Shared {
-    /// The image of the egress sidecar.
-    pub(super) fn egress_image(&self) -> Result<&str, RuntimeError> {
-        let image = self.config.egress.image.as_deref();
-        image.ok_or_else(|| failed("sidecar", "a network policy needs [egress] image in the configuration"))
     }
 }
 

@@ -5,19 +5,24 @@
 //! again by the box's id alone, so that a server that died in between leaves nothing that its successor cannot remove.
 
 mod agent;
+mod audit;
 mod client;
 mod container;
+mod enforcer;
 mod errors;
 mod freeze;
 mod host_config;
 mod image;
 mod labels;
 #[cfg(test)]
+mod live_egress_tests;
+#[cfg(test)]
 mod live_network_tests;
 #[cfg(test)]
 mod live_pull_tests;
 #[cfg(test)]
 mod live_tests;
+mod lost;
 mod network;
 mod object_stores;
 mod observe;
@@ -53,6 +58,7 @@ use std::{
 use sandglass_sandbox::{
     SandboxId,
     ports::{RuntimeErrorKind, runtime::RuntimeError},
+    spec::Limits,
 };
 
 pub use client::EngineAddress;
@@ -85,6 +91,8 @@ pub struct DockerConfig {
     pub ports: RangeInclusive<u16>,
     /// The host address that ports are published on.
     pub publish_host: Ipv4Addr,
+    /// Whether this server reaches containers at their own addresses, where the engine is on the same machine.
+    pub reaches_containers: bool,
     /// Binds of every box, `source:target[:mode]`.
     pub sandbox_binds: Vec<String>,
     /// Limits of every box, `name=soft[:hard]`.
@@ -105,10 +113,12 @@ pub struct DockerConfig {
 /// How the egress sidecar is run.
 #[derive(Debug, Clone)]
 pub struct EgressConfig {
-    /// `None`: network policies are refused.
+    /// An image of the operator's; `None`: this program's own enforcer.
     pub image: Option<String>,
-    /// `dns` or `dns+nft`.
+    /// `dns` or `dns+nft`, for an image of the operator's.
     pub mode: String,
+    /// What the sidecar may use at most.
+    pub limits: Limits,
     pub disable_ipv6: bool,
     pub otlp_endpoint: Option<String>,
     pub readiness_timeout: Duration,
@@ -147,6 +157,7 @@ struct Shared {
     pins: pins::Pins,
     /// What `prepare` learnt, for the `start` that follows.
     images: image::Prepared,
+    own_image: enforcer::OwnImage,
     /// The engine's own platform, once it was asked.
     engine_platform: tokio::sync::OnceCell<image::Expected>,
     /// The agent for Windows, packed for upload, once it was read from its image.
@@ -220,6 +231,7 @@ impl DockerRuntime {
                 pins: pins::Pins::new(config.state_dir.join("pins")),
                 ports: ports::Ports::new(config.ports.clone(), config.publish_host),
                 images: image::Prepared::default(),
+                own_image: enforcer::OwnImage::default(),
                 engine_platform: tokio::sync::OnceCell::new(),
                 windows_artifacts: tokio::sync::OnceCell::new(),
                 object_stores: object_stores::ObjectStores::default(),

@@ -1,9 +1,9 @@
 //! Which network boxes are on, and what follows from it: published ports, the address, whether a sidecar is possible.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, net::Ipv4Addr};
 
 use bollard::models::{EndpointSettings, NetworkingConfig, PortBinding, PortMap};
-use sandglass_sandbox::ports::runtime::RuntimeError;
+use sandglass_sandbox::{ports::runtime::RuntimeError, spec::Spec};
 
 use super::{
     DockerConfig, Published, Shared,
@@ -86,6 +86,30 @@ impl Shared {
             Err(Failure::Unreadable(_)) => Ok(()),
             Err(e) => Err(e.during("network")),
         }
+    }
+
+    /// Refuses boxes that only the server may reach where others could reach them too, or the server could not.
+    pub(super) fn admit_secure_access(&self) -> Result<(), RuntimeError> {
+        if Mode::of(&self.config) == Mode::Host {
+            let message = "secureAccess needs [docker] network_mode = \"bridge\": on the host's network every port is open";
+            return Err(invalid("network", message));
+        }
+        if !self.config.engine.is_local() {
+            let message = "secureAccess needs an engine on this machine: ports of another one are open to everybody \
+                           who reaches it";
+            return Err(invalid("network", message));
+        }
+        Ok(())
+    }
+
+    /// The address of the host that the ports of a box are published on; `None`: nowhere, because only this server may reach them and it
+    /// needs no ports of the host for that.
+    pub(super) fn publish_host(&self, spec: &Spec) -> Option<Ipv4Addr> {
+        if !spec.secure_access {
+            return Some(self.config.publish_host);
+        }
+        let reaches = self.config.reaches_containers && self.config.engine.is_local();
+        (!reaches).then_some(Ipv4Addr::LOCALHOST)
     }
 
     /// Takes host ports for the agent, port 8080, the sidecar when there is one, and `extra` more.

@@ -25,6 +25,7 @@ use super::{
     errors::{Failure, failed},
     freeze::no_such_box,
     labels::{self, Parsed},
+    lost,
     side_facts::Changed,
     start,
 };
@@ -56,6 +57,8 @@ struct Remembered {
     complaints: HashMap<SandboxId, Option<String>>,
     /// When a box was last frozen or thawed: the one change that the engine does not date.
     turned: HashMap<SandboxId, Timestamp>,
+    /// How boxes ended that lost their network, which the engine tells less well once they have ended.
+    lost: HashMap<SandboxId, Exit>,
     /// Boxes that this process is removing, with how many times at once.
     removing: HashMap<SandboxId, usize>,
     /// Snapshots that were removed, perhaps before they were whole.
@@ -95,6 +98,7 @@ impl Memory {
         let mut remembered = self.lock();
         remembered.turned.remove(&id);
         remembered.complaints.remove(&id);
+        remembered.lost.remove(&id);
         if remembered.gone.len() >= MOST_GONE {
             // No look takes as long as that many removals.
             remembered.gone.clear();
@@ -137,6 +141,25 @@ impl Memory {
 
     pub(super) fn is_removing(&self, id: SandboxId) -> bool {
         self.lock().removing.contains_key(&id)
+    }
+
+    /// The condition of a box that may have lost its network before: it stays as it was first told, until the box is started anew.
+    fn settled(&self, id: SandboxId, condition: Condition, started_at: Option<Timestamp>) -> Condition {
+        let mut remembered = self.lock();
+        let Condition::Exited(exit) = condition else {
+            remembered.lost.remove(&id);
+            return condition;
+        };
+        let known = remembered.lost.get(&id).filter(|known| started_at.is_none_or(|at| at <= known.at));
+        match known {
+            Some(known) => Condition::Exited(known.clone()),
+            None => {
+                if exit.cause == ExitCause::EgressLost {
+                    remembered.lost.insert(id, exit.clone());
+                }
+                Condition::Exited(exit)
+            }
+        }
     }
 
     fn turned_at(&self, id: SandboxId) -> Option<Timestamp> {
@@ -238,13 +261,8 @@ impl Shared {
     pub(super) async fn observe_all(&self) -> Result<Vec<Observation>, RuntimeError> {
         let revision = self.next_revision();
         let listed = self.containers_with(labels::ID).await.map_err(|e| e.during("list"))?;
-        let sidecars: HashMap<String, Container> = if listed.iter().any(|c| c.joined().is_some()) {
-            let found = self.containers_with(labels::SIDECAR_FOR).await.map_err(|e| e.during("list"))?;
-            found.into_iter().map(|c| (c.key.clone(), c)).collect()
-        } else {
-            HashMap::new()
-        };
-        self.keep_remembered(&listed);
+        let sidecars = self.sidecars_of(&listed).await?;
+        self.keep_remembered(&listed, &sidecars);
         let chosen = choose(listed, &self.making());
         let looks = stream::iter(chosen)
             .map(|(parsed, listed)| async move { (parsed, self.looked_at(listed).await) });
@@ -265,8 +283,25 @@ impl Shared {
         Ok(observed)
     }
 
-    fn keep_remembered(&self, listed: &[Container]) {
-        let there: HashSet<&str> = listed.iter().map(|c| c.key.as_str()).collect();
+    /// The sidecars of these boxes, by the engine's own ids. A list does not tell when they started and ended.
+    async fn sidecars_of(&self, listed: &[Container]) -> Result<HashMap<String, Container>, RuntimeError> {
+        if listed.iter().all(|c| c.joined().is_none()) {
+            return Ok(HashMap::new());
+        }
+        let found = self.containers_with(labels::SIDECAR_FOR).await.map_err(|e| e.during("list"))?;
+        let looks = stream::iter(found).map(|listed| self.looked_at(listed)).buffer_unordered(PARALLEL);
+        let looked: Vec<_> = looks.collect().await;
+        let mut sidecars = HashMap::with_capacity(looked.len());
+        for container in looked {
+            let container = container.map_err(|e| e.during("list"))?;
+            sidecars.extend(container.map(|container| (container.key.clone(), container)));
+        }
+        Ok(sidecars)
+    }
+
+    fn keep_remembered(&self, listed: &[Container], sidecars: &HashMap<String, Container>) {
+        let mut there: HashSet<&str> = listed.iter().map(|c| c.key.as_str()).collect();
+        there.extend(sidecars.keys().map(String::as_str));
         self.memory.lock().containers.retain(|key, _| there.contains(key.as_str()));
     }
 
@@ -329,6 +364,10 @@ impl Shared {
         };
         let (id, turned) = (parsed.id, self.memory.turned_at(parsed.id));
         let mut observed = observation(parsed, container, sidecar, &place);
+        observed.condition = self.memory.settled(id, observed.condition, container.started_at);
+        if let Condition::Exited(exit) = &observed.condition {
+            observed.since = exit.at;
+        }
         if observed.condition != Condition::Paused {
             self.saves.seen_unfrozen(id, tokio::time::Instant::now());
         } else if self.saves.has(id) {
@@ -387,7 +426,7 @@ pub(super) fn observation(
         Some(record) => record.created_at,
         None => container.created_at.unwrap_or(Timestamp::clamped(0)),
     };
-    let condition = condition(container);
+    let condition = lost::lost(container, sidecar).map_or_else(|| condition(container), Condition::Exited);
     let since = match &condition {
         Condition::Exited(exit) => exit.at,
         Condition::Starting => created_at,
@@ -395,6 +434,7 @@ pub(super) fn observation(
     };
     let joined = container.joined().is_some();
     let (address, exposure) = reach(&parsed, container, sidecar, place);
+    let address = address.filter(|_| !matches!(condition, Condition::Exited(_)));
     let egress_token = parsed.egress_token.clone().filter(|_| joined);
     let env = |name: &str| container.env.iter().find(|(key, _)| key == name).map(|(_, v)| v.clone());
     let (id, facts) = (parsed.id, parsed.facts.clone());

@@ -131,6 +131,8 @@ fn a_box_behind_a_sidecar_is_reached_at_the_sidecar() {
     assert!(with.spec.egress.is_some());
     let without = observation(parsed, &container, None, &place());
     assert_eq!(without.address, None);
+    let Condition::Exited(exit) = without.condition else { panic!("{:?}", without.condition) };
+    assert_eq!(exit.cause, ExitCause::EgressLost);
     // A token that an image brought along makes no sidecar.
     container.network_mode = "bridge".into();
     let alone = seen(&container);

@@ -71,7 +71,12 @@ impl Shared {
             }
             Ok(told)
         });
-        Ok(complete(read.await.map_err(|e| e.during("events"))?, &container))
+        let mut told = complete(read.await.map_err(|e| e.during("events"))?, &container);
+        if let Some(key) = container.joined() {
+            told.extend(self.told_by_sidecar(key).await);
+            told.sort_by_key(|event| event.at);
+        }
+        Ok(told)
     }
 
     pub(super) async fn usage(&self, id: SandboxId) -> Result<Usage, RuntimeError> {

@@ -26,7 +26,7 @@ impl Runtime for DockerRuntime {
             pause: true,
             snapshot: true,
             gpu: true,
-            network_policy: self.shared.config.egress.image.is_some(),
+            network_policy: true,
             named_volumes: true,
             object_store_volumes: true,
             foreign_platforms: true,

@@ -27,8 +27,9 @@ const REPOSITORY: &str = "opensandbox-snapshots";
 pub(super) fn is_artifact(tag: &str) -> bool {
     tag.strip_prefix(REPOSITORY).is_some_and(|rest| rest.starts_with(':'))
 }
-/// Variables that open the source, or that were asked for with it.
-const SECRETS: [&str; 2] = ["EXECD_ACCESS_TOKEN", sandglass_sandbox::hooks::VARIABLE];
+/// Variables that open the source, that were asked for with it, or that tell of its sidecar.
+const SECRETS: [&str; 3] =
+    ["EXECD_ACCESS_TOKEN", sandglass_sandbox::hooks::VARIABLE, super::sidecar::TRANSPARENT];
 
 /// The snapshot that an image of that name is.
 pub(super) fn of_image(name: &str) -> Option<SnapshotId> {
@@ -198,7 +199,12 @@ mod tests {
         labels.insert("maintainer".into(), "somebody".into());
         let source = ContainerConfig {
             labels: Some(labels.clone()),
-            env: Some(vec!["A=b=c".into(), "EXECD_ACCESS_TOKEN=secret".into(), "NAKED".into()]),
+            env: Some(vec![
+                "A=b=c".into(),
+                "EXECD_ACCESS_TOKEN=secret".into(),
+                "NAKED".into(),
+                format!("{}=true", SECRETS[2]),
+            ]),
             entrypoint: Some(vec!["/opt/opensandbox/execd".into(), "--init".into(), "--".into()]),
             cmd: Some(vec!["sleep".into(), "9".into()]),
             user: Some("1000".into()),
@@ -209,7 +215,10 @@ mod tests {
         labels.extend(image.labels.unwrap());
         labels.retain(|_, value| !value.is_empty());
         assert_eq!(labels, HashMap::from([("maintainer".to_owned(), "somebody".to_owned())]));
-        assert_eq!(image.env.unwrap(), ["A=b=c", "EXECD_ACCESS_TOKEN=", "NAKED"]);
+        assert_eq!(
+            image.env.unwrap(),
+            ["A=b=c", "EXECD_ACCESS_TOKEN=", "NAKED", &format!("{}=", SECRETS[2])]
+        );
         assert_eq!(
             (image.entrypoint.unwrap().len(), image.cmd.unwrap()),
             (0, vec!["sleep".into(), "9".into()])

@@ -91,10 +91,22 @@ impl Shared {
             windows::admit()?;
         }
         self.admit_network(spec.egress.is_some()).await?;
+        if spec.secure_access {
+            self.admit_secure_access()?;
+        }
         if spec.egress.is_some() {
-            self.egress_image()?;
+            self.admit_enforcer().await?;
+            if spec.platform.as_ref().is_some_and(windows::is_windows) {
+                let message =
+                    "a network policy cannot be enforced in a Windows sandbox, which makes its own network";
+                return Err(invalid("network", message));
+            }
             if self.config.secure_runtime.as_deref().is_some_and(|name| name.contains("runsc")) {
                 return Err(invalid("network", "gVisor cannot enforce a network policy"));
+            }
+            if host_config::divides_itself(spec) {
+                let message = "a network policy cannot hold a sandbox that has the extension bootstrap.execd.isolation                                on this runtime; leave one of them out";
+                return Err(invalid("network", message));
             }
         }
         self.admit_volumes(spec).await
@@ -180,14 +192,18 @@ impl Shared {
         }
         let mut taken = None;
         if let Some(egress) = &plan.spec.egress {
-            let ports = self.publish(id, true, 0).await?;
+            let host = self.publish_host(&plan.spec);
+            if host.is_some() {
+                taken = Some(self.publish(id, true, 0).await?);
+            }
             let token = sidecar::Token::random();
             made.sidecar = true;
             made.volumes.push(sidecar::runtime_volume(id));
-            parts.sidecar = Some(self.start_sidecar(id, egress, ports.published, &token).await?);
+            made.published = taken.as_ref().map(|taken| taken.published);
+            let host = host.unwrap_or(Ipv4Addr::LOCALHOST);
+            let wanted = sidecar::Wanted { id, egress, published: made.published, host, token: &token };
+            parts.sidecar = Some(self.start_sidecar(wanted).await?);
             made.egress_token = Some(token.0);
-            made.published = Some(ports.published);
-            taken = Some(ports);
         }
         let (mut port_attempts, mut clearings) = (0, 0);
         loop {
@@ -220,8 +236,11 @@ impl Shared {
         }
     }
 
-    /// The host ports of a box without a sidecar; none on the host's own network.
+    /// The host ports of a box without a sidecar; none on the host's own network, and none of a box that only the server may reach.
     async fn publish_box(&self, parts: &Parts<'_>) -> Result<Option<Taken<'_>>, RuntimeError> {
+        if self.publish_host(parts.spec()).is_none() {
+            return Ok(None);
+        }
         if Mode::of(&self.config) != Mode::Host {
             let extra = if parts.is_windows() { windows::PORTS.len() } else { 0 };
             return self.publish(parts.id, false, extra).await.map(Some);
@@ -353,7 +372,8 @@ impl Shared {
             if let Some(taken) = taken {
                 let pairs = pairs(taken);
                 let pairs: Vec<_> = pairs.iter().map(|(port, host)| (port.as_str(), *host)).collect();
-                let (bindings, ports) = network::bindings(&pairs, &self.config.publish_host.to_string());
+                let publish_host = self.publish_host(spec).unwrap_or(Ipv4Addr::LOCALHOST);
+                let (bindings, ports) = network::bindings(&pairs, &publish_host.to_string());
                 host.port_bindings = Some(bindings);
                 exposed = ports;
             }
@@ -414,10 +434,13 @@ impl Shared {
         &self,
         observed: &Observation,
     ) -> Result<Option<SocketAddr>, RuntimeError> {
+        let published_on = self.publish_host(&observed.spec).unwrap_or(Ipv4Addr::LOCALHOST);
         match (observed.exposure, observed.address) {
             // A sidecar may let only published ports through.
             (Exposure::Published { agent, egress: Some(_), .. }, _)
-            | (Exposure::Published { agent, .. }, None) => self.published_address(agent).await.map(Some),
+            | (Exposure::Published { agent, .. }, None) => {
+                self.published_address(published_on, agent).await.map(Some)
+            }
             (_, Some(address)) => Ok(Some(SocketAddr::new(address, AGENT_PORT))),
             (_, None) => Ok(None),
         }
@@ -453,8 +476,12 @@ impl Shared {
     }
 
     pub(super) async fn last_words(&self, id: SandboxId) -> Result<Vec<String>, Failure> {
+        self.last_words_of(&container_name(id)).await
+    }
+
+    /// What a container said last on its standard error.
+    pub(super) async fn last_words_of(&self, name: &str) -> Result<Vec<String>, Failure> {
         use bollard::query_parameters::LogsOptions;
-        let name = &container_name(id);
         let options = LogsOptions { stderr: true, tail: "20".to_owned(), ..LogsOptions::default() };
         let read = self.client.call(|d| async move {
             let mut lines = Vec::new();

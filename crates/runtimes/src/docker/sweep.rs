@@ -27,6 +27,7 @@ impl Shared {
     /// `present`: the boxes of the list that was just taken.
     async fn sweep(&self, present: &HashSet<SandboxId>) {
         self.sweep_sidecars(present).await;
+        self.sweep_own_images().await;
         if let Err(error) = self.read_ports().await {
             warn!(error = %error, "the ports of existing sandboxes cannot be read");
         }

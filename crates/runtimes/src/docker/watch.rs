@@ -9,14 +9,14 @@ use std::{
     time::Duration,
 };
 
-use bollard::{models::EventMessage, query_parameters::EventsOptions};
+use bollard::{Docker, errors::Error, models::EventMessage, query_parameters::EventsOptions};
 use futures_util::{
-    FutureExt, StreamExt,
+    FutureExt, Stream, StreamExt,
     future::{FusedFuture, join_all},
-    stream::BoxStream,
+    stream::{self, BoxStream},
 };
 use sandglass_sandbox::{
-    Clock, SandboxId, SnapshotId, SystemClock,
+    Clock, SandboxId, SnapshotId, SystemClock, Timestamp,
     ports::runtime::{BoxEvent, RuntimeEvent},
 };
 use tokio::{
@@ -29,9 +29,12 @@ use tracing::{debug, info, warn};
 
 use super::{
     Shared,
+    audit::Listening,
     client::CONNECT_PATIENCE,
+    enforcer,
     errors::Failure,
     labels::{self, Parsed},
+    lost,
     reads::at,
     snapshot,
 };
@@ -115,15 +118,33 @@ fn snapshot_of(event: &EventMessage) -> Option<SnapshotId> {
     snapshot::of_image(event.actor.as_ref()?.attributes.as_ref()?.get("imageRef")?)
 }
 
-/// Events about sandboxes from a moment ago on.
-fn subscription() -> EventsOptions {
+/// Events about containers with that label from a moment ago on. The engine ends the stream only when it ends itself.
+fn subscription(docker: &Docker, label: &str) -> impl Stream<Item = Result<EventMessage, Error>> + use<> {
     let since = SystemClock.now().as_millis() / 1000 - i64::try_from(OVERLAP.as_secs()).unwrap_or(0);
-    let filters = [("type", "container"), ("label", labels::ID)];
-    EventsOptions {
+    let filters = [("type", "container"), ("label", label)];
+    let options = EventsOptions {
         since: Some(since.to_string()),
         until: None,
         filters: Some(filters.map(|(key, value)| (key.to_owned(), vec![value.to_owned()])).into()),
-    }
+    };
+    let end = || Err(std::io::Error::other("it ended the stream of events").into());
+    docker.events(Some(options)).chain(stream::once(async move { end() }))
+}
+
+/// A sidecar that tells events.
+struct Started {
+    key: String,
+    id: SandboxId,
+    at: Timestamp,
+}
+
+/// What one batch of events leaves to do.
+#[derive(Default)]
+struct Batch {
+    /// Boxes to look at.
+    concerned: HashMap<SandboxId, Option<Parsed>>,
+    committed: Vec<SnapshotId>,
+    sidecars: Vec<Started>,
 }
 
 impl Shared {
@@ -153,7 +174,9 @@ impl Shared {
             Ok(docker) => docker,
             Err(failure) => return failure,
         };
-        let mut events = std::pin::pin!(docker.events(Some(subscription())).ready_chunks(BATCH));
+        let boxes = Box::pin(subscription(&docker, labels::ID));
+        let sidecars = Box::pin(subscription(&docker, labels::SIDECAR_FOR));
+        let mut events = std::pin::pin!(stream::select(boxes, sidecars).ready_chunks(BATCH));
         // Polled once before the list, so that the subscription is on its way first; what it brings is kept.
         let early = events.next().now_or_never().flatten();
         let present = match self.look_at_all(tell).await {
@@ -167,17 +190,26 @@ impl Shared {
         }
         let mut sweeping = std::pin::pin!(self.mend(&present).fuse());
         let mut later = BTreeSet::new();
-        if let Some(failure) = self.take_batch(early.unwrap_or_default(), tell, &mut later).await {
-            return failure;
+        let mut listening = Listening::default();
+        match self.containers_with(enforcer::LABEL).await {
+            Ok(sidecars) => listening.begin_all(&docker, &sidecars),
+            Err(failure) => return failure,
         }
+        let mut batch = early.unwrap_or_default();
         loop {
+            match self.take_batch(std::mem::take(&mut batch), tell, &mut later).await {
+                Ok(started) => {
+                    for sidecar in started {
+                        listening.begin(&docker, sidecar.id, &sidecar.key, sidecar.at);
+                    }
+                }
+                Err(failure) => return failure,
+            }
             tokio::select! {
-                batch = events.next() => {
-                    let Some(batch) = batch else {
-                        return Failure::Unreachable("it ended the stream of events".into());
-                    };
-                    if let Some(failure) = self.take_batch(batch, tell, &mut later).await {
-                        return failure;
+                next = events.next() => batch = next.unwrap_or_default(),
+                told = listening.next(), if !listening.is_empty() => {
+                    if let Some((id, event)) = told {
+                        let _ = tell.send(RuntimeEvent::Happened(id, event));
                     }
                 }
                 () = &mut sweeping, if !sweeping.is_terminated() => {}
@@ -217,8 +249,12 @@ impl Shared {
         let before = self.known().clone();
         let listed = self.observe_all().await.map_err(|error| Failure::Unreachable(error.message))?;
         let present: HashSet<SandboxId> = listed.iter().map(|o| o.id).collect();
+        let lost: Vec<SandboxId> = listed.iter().filter(|o| lost::is_lost(o)).map(|o| o.id).collect();
         for observed in listed {
             let _ = tell.send(RuntimeEvent::Observed(Box::new(observed)));
+        }
+        for id in lost {
+            self.end_lost(id).await;
         }
         for id in before {
             if !present.contains(&id) && !self.making().contains(&id) {
@@ -229,16 +265,15 @@ impl Shared {
         Ok(present)
     }
 
-    /// The failure that ended the stream, if one did.
+    /// Deals with events; returns the sidecars that were started, or the failure that ended the stream.
     async fn take_batch(
         &self,
-        batch: Vec<Result<EventMessage, bollard::errors::Error>>,
+        events: Vec<Result<EventMessage, Error>>,
         tell: &UnboundedSender<RuntimeEvent>,
         later: &mut BTreeSet<SandboxId>,
-    ) -> Option<Failure> {
-        let mut concerned: HashMap<SandboxId, Parsed> = HashMap::new();
-        let mut committed = Vec::new();
-        for event in batch {
+    ) -> Result<Vec<Started>, Failure> {
+        let mut batch = Batch::default();
+        for event in events {
             let event = match event {
                 Ok(event) => event,
                 Err(error) => match Failure::from(error) {
@@ -247,32 +282,33 @@ impl Shared {
                         debug!(what, "an event is not understood");
                         continue;
                     }
-                    failure => return Some(failure),
+                    failure => return Err(failure),
                 },
             };
-            committed.extend(snapshot_of(&event));
-            if let Some(parsed) = self.take(&event, tell, later) {
-                concerned.insert(parsed.id, parsed);
-            }
+            batch.committed.extend(snapshot_of(&event));
+            self.take(&event, tell, &mut batch, later);
         }
-        join_all(concerned.into_iter().map(|(id, parsed)| self.look_again(id, Some(parsed), tell))).await;
-        for snapshot in committed {
+        join_all(batch.concerned.into_iter().map(|(id, parsed)| self.look_again(id, parsed, tell))).await;
+        for snapshot in batch.committed {
             self.committed(snapshot).await;
         }
-        None
+        Ok(batch.sidecars)
     }
 
-    /// The box that an event is a reason to look at.
+    /// Finds out which box an event is a reason to look at: its own, or that of its sidecar.
     fn take(
         &self,
         event: &EventMessage,
         tell: &UnboundedSender<RuntimeEvent>,
+        batch: &mut Batch,
         later: &mut BTreeSet<SandboxId>,
-    ) -> Option<Parsed> {
-        let action = event.action.as_deref()?;
-        let parsed = labels::parse(event.actor.as_ref()?.attributes.as_ref()?)?;
-        let id = parsed.id;
-        let turned = matches!(action, "pause" | "unpause");
+    ) {
+        let Some((action, actor)) = event.action.as_deref().zip(event.actor.as_ref()) else { return };
+        let Some(attributes) = &actor.attributes else { return };
+        let parsed = labels::parse(attributes);
+        let sidecar = labels::sidecar_of(attributes).filter(|_| parsed.is_none());
+        let Some(id) = parsed.as_ref().map(|parsed| parsed.id).or(sidecar) else { return };
+        let turned = matches!(action, "pause" | "unpause") && sidecar.is_none();
         let changes =
             turned || matches!(action, "create" | "start" | "die" | "destroy" | "restart" | "rename");
         if turned && let Some(at) = at(event) {
@@ -280,27 +316,51 @@ impl Shared {
         }
         if action == "oom" {
             let at = at(event).unwrap_or_else(|| SystemClock.now());
-            let message = "a process used more memory than the limit".to_owned();
-            let told = BoxEvent { at, kind: "out_of_memory".to_owned(), message };
-            let _ = tell.send(RuntimeEvent::Happened(id, told));
+            let event =
+                |kind: &str, message: &str| BoxEvent { at, kind: kind.into(), message: message.into() };
+            let _ = tell.send(match sidecar {
+                None => RuntimeEvent::Happened(
+                    id,
+                    event("out_of_memory", "a process used more memory than the limit"),
+                ),
+                Some(_) => {
+                    let message = "the egress sidecar used more memory than its limit";
+                    RuntimeEvent::Noticed(id, event("egress_out_of_memory", message))
+                }
+            });
+        }
+        if sidecar.is_some()
+            && action == "start"
+            && attributes.contains_key(enforcer::LABEL)
+            && let Some(key) = &actor.id
+        {
+            let at = at(event).unwrap_or_else(|| SystemClock.now());
+            batch.sidecars.push(Started { key: key.clone(), id, at });
         }
         if !changes || self.memory.is_removing(id) {
-            return None;
+            return;
         }
         if self.making().contains(&id) {
             // Its maker tells of the start, and only of that.
             if !matches!(action, "create" | "start") {
                 later.insert(id);
             }
-            return None;
+            return;
         }
-        Some(parsed)
+        let known = batch.concerned.entry(id).or_default();
+        if parsed.is_some() {
+            *known = parsed;
+        }
     }
 
     async fn look_again(&self, id: SandboxId, parsed: Option<Parsed>, tell: &UnboundedSender<RuntimeEvent>) {
         match self.observe(id).await {
             Ok(Some(observed)) => {
+                let lost = lost::is_lost(&observed);
                 let _ = tell.send(RuntimeEvent::Observed(Box::new(observed)));
+                if lost {
+                    self.end_lost(id).await;
+                }
             }
             Ok(None) => self.gone(id, parsed, tell).await,
             // If the engine is gone the stream says so; if not, the next full list finds the change.

@@ -334,5 +334,6 @@ fn lost() -> BoxState {
             message: "the shim was lost before it could record anything".into(),
             at_ms: 0,
         }),
+        enforcer: None,
     }
 }

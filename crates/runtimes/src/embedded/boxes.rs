@@ -18,7 +18,10 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::plan::{About, facts_of_shim};
+use super::{
+    egress,
+    plan::{About, facts_of_shim},
+};
 
 /// One box.
 #[derive(Debug)]
@@ -148,7 +151,7 @@ impl Boxes {
             exposure: Exposure::Address,
             agent_token: known.spec.access_token.clone(),
             route_token: known.spec.route_token.clone(),
-            egress_token: None,
+            egress_token: egress::token(&known.spec),
         }
     }
 

@@ -8,6 +8,7 @@ mod attach;
 mod boxes;
 mod control;
 mod disk;
+mod egress;
 mod found_images;
 mod network;
 mod plan;
@@ -28,10 +29,14 @@ use sandglass_shim::Zygote;
 pub use sandglass_shim::host_network::Subnet;
 
 use boxes::Boxes;
+pub use egress::EgressConfig;
 use found_images::FoundImages;
 use network::Network;
 
-use crate::{binaries, host_paths::private_dir};
+use crate::{
+    binaries::{self, Binaries},
+    host_paths::private_dir,
+};
 
 /// What the embedded runtime needs to know.
 #[derive(Debug, Clone)]
@@ -49,6 +54,8 @@ pub struct EmbeddedConfig {
     pub expiry_grace: Duration,
     /// Registries (`host[:port]`) spoken to without TLS, besides those on loopback addresses.
     pub insecure_registries: Vec<String>,
+    /// How egress policies are enforced.
+    pub egress: EgressConfig,
 }
 
 /// See the module documentation.
@@ -59,8 +66,7 @@ pub struct EmbeddedRuntime {
 struct Shared {
     config: EmbeddedConfig,
     sandboxes: PathBuf,
-    agent: PathBuf,
-    shim: PathBuf,
+    binaries: Binaries,
     images: Arc<ImageStore>,
     found: FoundImages,
     network: Network,
@@ -99,8 +105,7 @@ impl EmbeddedRuntime {
         let lock = lock(dir)?;
         let sandboxes = dir.join("sandboxes");
         private_dir(&sandboxes).map_err(|e| failed("create the sandboxes directory", e))?;
-        let (agent, shim) =
-            binaries::unpack(&dir.join("bin")).map_err(|e| failed("unpack the agent and shim", e))?;
+        let binaries = binaries::unpack(&dir.join("bin")).map_err(|e| failed("unpack the programs", e))?;
         let options = StoreOptions {
             insecure_registries: config.insecure_registries.clone(),
             ..StoreOptions::default()
@@ -108,12 +113,11 @@ impl EmbeddedRuntime {
         let images = ImageStore::open_with(&dir.join("images"), options)
             .map_err(|e| RuntimeError::new(RuntimeErrorKind::Failed, "images", e.to_string()))?;
         let network = Network::open(&config)?;
-        let zygote = Zygote::spawn(&shim).map_err(|e| failed("start the shim", e))?;
+        let zygote = Zygote::spawn(&binaries.shim).map_err(|e| failed("start the shim", e))?;
         Ok(Self {
             shared: Arc::new(Shared {
                 sandboxes,
-                agent,
-                shim,
+                binaries,
                 images: Arc::new(images),
                 found: FoundImages::default(),
                 network,
@@ -176,7 +180,7 @@ impl Shared {
         let mut zygote = self.zygote.lock().unwrap_or_else(PoisonError::into_inner);
         if !zygote.is_alive() {
             tracing::warn!("the shim zygote is gone; starting another");
-            *zygote = Arc::new(Zygote::spawn(&self.shim)?);
+            *zygote = Arc::new(Zygote::spawn(&self.binaries.shim)?);
         }
         Ok(zygote.clone())
     }

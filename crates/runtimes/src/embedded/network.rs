@@ -128,6 +128,11 @@ impl Network {
         IdRange { base: FIRST_ID + slot * IDS_PER_BOX, count: IDS_PER_BOX }
     }
 
+    /// The host user of a box's egress enforcer. The range of slot 0 is no box's, and has one for every slot.
+    pub(super) fn enforcer(slot: u32) -> u32 {
+        FIRST_ID + slot
+    }
+
     pub(super) fn of_box(&self, id: SandboxId, slot: u32) -> NetworkSpec {
         let hex: String = id.to_string().chars().filter(|c| *c != '-').take(9).collect();
         NetworkSpec {
@@ -235,6 +240,7 @@ mod tests {
         assert_eq!(spec.host_interface.len(), 15);
         assert_eq!(spec.address, Ipv4Addr::new(10, 9, 0, 7));
         assert_eq!(Network::ids(8).base - Network::ids(7).base, Network::ids(7).count);
+        assert!(Network::enforcer(1) > FIRST_ID && Network::enforcer(MAX_SLOT) < Network::ids(1).base);
         assert!(Network::ids(MAX_SLOT).base.checked_add(IDS_PER_BOX - 1).is_some());
     }
 }

@@ -43,6 +43,9 @@ impl Shared {
             image_id: image.id.as_str().to_owned(),
         };
         let limits = plan.spec.limits;
+        let network = self.network.of_box(id, slot);
+        let asked = plan.spec.egress.as_ref();
+        let egress = asked.map(|asked| self.egress_spec(id, asked, &network, slot)).transpose()?;
         Ok(BoxSpec {
             version: shim::SPEC_VERSION,
             id: id.to_string(),
@@ -58,7 +61,8 @@ impl Shared {
                 read_only: false,
                 volumes: plan.spec.volumes.iter().filter_map(bind).collect(),
             },
-            network: Some(self.network.of_box(id, slot)),
+            network: Some(network),
+            egress,
             ids: Network::ids(slot),
             limits: shim::Limits {
                 cpu_millis: limits.cpu_millis,
@@ -68,7 +72,7 @@ impl Shared {
                 ..shim::Limits::default()
             },
             process: ProcessSpec {
-                agent: self.agent.clone(),
+                agent: self.binaries.agent.clone(),
                 entrypoint,
                 env: environment(id, &hostname, &image.config, &plan.spec),
                 cwd: non_empty(&image.config.working_dir, "/"),

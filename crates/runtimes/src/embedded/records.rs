@@ -7,6 +7,7 @@ use std::{
     path::Path,
 };
 
+use sandglass_shim::EVENT_FILES;
 use sandglass_shim::spec::{BoxEvent, BoxSpec, BoxState, MutableFacts};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -52,13 +53,19 @@ pub(super) fn read_state(dir: &Path) -> io::Result<BoxState> {
     read(dir, "state.json")
 }
 
-/// The box's history; lines that a crash cut short are skipped.
+/// The box's history by time; lines that a crash cut short are skipped.
 pub(super) fn read_events(dir: &Path) -> io::Result<Vec<BoxEvent>> {
-    match fs::read_to_string(dir.join("events.jsonl")) {
-        Ok(text) => Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(e) => Err(e),
+    let mut events: Vec<BoxEvent> = Vec::new();
+    for name in EVENT_FILES {
+        match fs::read_to_string(dir.join(name)) {
+            Ok(text) => events.extend(text.lines().filter_map(|line| serde_json::from_str(line).ok())),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
+        }
     }
+    // Stable, so that what happened within a millisecond keeps its order.
+    events.sort_by_key(|event: &BoxEvent| event.at_ms);
+    Ok(events)
 }
 
 /// The newest `lines` lines of the console log, oldest first, across its rotation.

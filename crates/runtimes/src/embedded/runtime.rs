@@ -151,7 +151,9 @@ impl Shared {
         let dir = self.dir(id);
         let spec = self.box_spec(id, plan, image, slot)?;
         let facts = facts_for_shim(&plan.facts);
-        let written = private_dir(&dir).and_then(|()| records::write_first_files(&dir, &spec, &facts));
+        let written = private_dir(&dir)
+            .and_then(|()| self.write_egress_files(&dir, &spec))
+            .and_then(|()| records::write_first_files(&dir, &spec, &facts));
         let started = match written {
             Ok(()) => self.run_shim(&dir).await,
             Err(e) => Err(of_io("spec", "write the sandbox directory", &e)),
@@ -191,7 +193,9 @@ impl Shared {
         let zygote = self.zygote().map_err(|e| of_io("shim", "start the shim", &e))?;
         let report = zygote.create(dir).map_err(|e| of_io("shim", "start a shim", &e))?;
         let mut report = Channel::of(report).map_err(|e| of_io("shim", "listen to the shim", &e))?;
-        let outcome = tokio::time::timeout(CREATE_PATIENCE, report.receive::<CreateReport>()).await;
+        // An enforcer has its own time to be ready.
+        let patience = CREATE_PATIENCE + self.config.egress.readiness_timeout;
+        let outcome = tokio::time::timeout(patience, report.receive::<CreateReport>()).await;
         match outcome {
             Ok(Ok(Some(CreateReport::Created { state, timings }))) => {
                 debug!(?timings, "box made");
@@ -283,7 +287,7 @@ impl Runtime for EmbeddedRuntime {
             pause: true,
             snapshot: false,
             gpu: false,
-            network_policy: false,
+            network_policy: true,
             named_volumes: false,
             object_store_volumes: false,
             foreign_platforms: false,
@@ -473,6 +477,10 @@ impl Runtime for EmbeddedRuntime {
         }
         if let Some(network) = &known.spec.network {
             facts.insert("Interface".to_owned(), network.host_interface.clone());
+        }
+        if known.spec.egress.is_some() {
+            let enforcer = known.state.enforcer.map_or_else(|| "none".into(), |mark| mark.pid.to_string());
+            facts.insert("Egress Enforcer PID".to_owned(), enforcer);
         }
         Ok(facts)
     }

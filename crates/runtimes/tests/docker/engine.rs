@@ -65,11 +65,13 @@ impl Engine {
             pids_limit: Some(4096),
             ports: 40000..=60000,
             publish_host: std::net::Ipv4Addr::LOCALHOST,
+            reaches_containers: true,
             sandbox_binds: vec![],
             ulimits: vec![],
             egress: EgressConfig {
                 image: None,
                 mode: "dns".into(),
+                limits: Default::default(),
                 disable_ipv6: true,
                 otlp_endpoint: None,
                 readiness_timeout: std::time::Duration::from_secs(30),

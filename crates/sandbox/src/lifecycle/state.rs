@@ -143,6 +143,7 @@ fn of_box(observed: &Observation) -> Status {
                 (ExitCause::OutOfMemory, _) => (State::Failed, "OUT_OF_MEMORY", message),
                 (ExitCause::EntrypointFailed, _) => (State::Failed, "ENTRYPOINT_FAILED", message),
                 (ExitCause::SupervisorLost, _) => (State::Failed, "SUPERVISOR_LOST", message),
+                (ExitCause::EgressLost, _) => (State::Failed, "EGRESS_LOST", message),
                 (ExitCause::CreateFailed, _) => (State::Failed, "CREATE_FAILED", message),
             }
         }

@@ -104,6 +104,8 @@ pub enum ExitCause {
     EntrypointFailed,
     /// The process that supervised the box died, and the box with it.
     SupervisorLost,
+    /// What enforced its network policy is gone, and its network with it.
+    EgressLost,
     CreateFailed,
 }
 

@@ -26,6 +26,7 @@ pub fn report(loaded: &Loaded) -> Vec<Warning> {
 
 pub(super) fn check(config: &Config, reader: &mut Reader<'_>) {
     let mut rules = Rules { reader };
+    rules.server(config);
     rules.runtime(config);
     rules.sections_of_other_runtimes(config);
     rules.docker(config);
@@ -76,6 +77,29 @@ impl Rules<'_, '_> {
             let origin = self.origin(path);
             self.reader.warning(path, origin, message);
         }
+    }
+
+    fn server(&mut self, config: &Config) {
+        let server = &config.server;
+        let tls = server.tls_cert.is_some() && server.tls_key.is_some();
+        let message = "tls_cert and tls_key only go together";
+        self.require(server.tls_key.is_none() || server.tls_cert.is_some(), "server.tls_cert", message);
+        self.require(server.tls_cert.is_none() || server.tls_key.is_some(), "server.tls_key", message);
+        self.require(
+            tls || server.tls_redirect_port.is_none(),
+            "server.tls_redirect_port",
+            "needs server.tls_cert and server.tls_key: there is nothing to redirect to",
+        );
+        self.require(
+            server.tls_redirect_port != Some(server.port),
+            "server.tls_redirect_port",
+            "must be another port than server.port",
+        );
+        self.remark(
+            !tls && server.hsts_max_age.is_some(),
+            "server.hsts_max_age_seconds",
+            "has no effect without server.tls_cert and server.tls_key",
+        );
     }
 
     fn runtime(&mut self, config: &Config) {
@@ -138,9 +162,9 @@ impl Rules<'_, '_> {
         self.requests_within_limits("egress.requests", &egress.requests, &egress.limits);
         let Some(proxy) = &egress.upstream_proxy else { return };
         self.require(
-            egress.mode == EgressMode::DnsNft,
+            egress.mode == EgressMode::DnsNft || egress.image.is_none(),
             "egress.mode",
-            "must be \"dns+nft\" when [egress.upstream_proxy] is there",
+            "must be \"dns+nft\" when [egress.upstream_proxy] is there and egress.image names another enforcer",
         );
         let kubernetes = config.runtime.kind == RuntimeKind::Kubernetes;
         self.require(
@@ -171,9 +195,9 @@ impl Rules<'_, '_> {
         let ingress = &config.ingress;
         let gateway_mode = ingress.mode == IngressMode::Gateway;
         self.require(
-            !(gateway_mode && config.runtime.kind == RuntimeKind::Docker),
-            "ingress.mode",
-            "must be \"direct\" when runtime.type is \"docker\"",
+            gateway_mode || ingress.listen.is_none(),
+            "ingress.listen",
+            "needs ingress.mode = \"gateway\"",
         );
         match &ingress.gateway {
             None => {

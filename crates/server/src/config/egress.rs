@@ -1,4 +1,4 @@
-//! `[egress]`: the sidecar that enforces network policies.
+//! `[egress]`: what enforces network policies.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ choice! {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct EgressConfig {
-    /// Required once a request carries a network policy.
+    /// `None`: the server's own enforcer.
     pub image: Option<String>,
     pub mode: EgressMode,
     pub disable_ipv6: bool,
@@ -56,9 +56,14 @@ impl EgressConfig {
             "image",
             Maybe(Text::any()),
             &mut self.image,
-            "Sidecar image; needed once a request has a network policy.",
+            "Image of another enforcer, run as the sidecar of sandboxes with a policy; unset: Sandglass's own (Docker).",
         );
-        section.key("mode", Words::new(), &mut self.mode, "How policies are enforced.");
+        section.key(
+            "mode",
+            Words::new(),
+            &mut self.mode,
+            "How `image` enforces policies. The own enforcer always does `dns+nft`.",
+        );
         section.key(
             "disable_ipv6",
             Flag,
@@ -78,10 +83,10 @@ impl EgressConfig {
             "How long a sidecar may take to be ready (Docker).",
         );
         section.key("requests", rules::resources(), &mut self.requests, "Resources the sidecar is promised.");
-        section.key("limits", rules::resources(), &mut self.limits, "Resources the sidecar cannot exceed.");
+        section.key("limits", rules::resources(), &mut self.limits, "Resources the sidecar cannot exceed: `cpu`, `memory` (own enforcer on Docker: 256Mi unless set), `pids`.");
         section.optional_table(
             "upstream_proxy",
-            "A proxy between the sidecar and the world. Needs `egress.mode = \"dns+nft\"`.",
+            "A proxy between the sidecar and the world. With `egress.image` it needs `egress.mode = \"dns+nft\"`.",
             &mut self.upstream_proxy,
             UpstreamProxyConfig::default(),
             UpstreamProxyConfig::keys,

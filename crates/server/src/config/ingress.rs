@@ -1,7 +1,7 @@
 //! `[ingress]`: how sandboxes are reached from outside.
 
 use super::choice::choice;
-use super::kinds::{SecureKeys, Text, Words};
+use super::kinds::{Maybe, SecretText, SecureKeys, Text, Words};
 use super::reader::Section;
 use super::rules;
 use super::values::Secret;
@@ -14,17 +14,31 @@ choice! {
     RouteMode { Wildcard = "wildcard", Header = "header", Uri = "uri" }
 }
 
+choice! {
+    /// Which signatures are made, and the weakest that the gateway of this server accepts.
+    SignatureChoice {
+        /// HMAC-SHA256. Known to our gateway only.
+        Full = "full",
+        /// 32 bits, as every gateway knows them.
+        Short = "short",
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct IngressConfig {
     pub mode: IngressMode,
     /// Set exactly when the mode is `gateway`.
     pub gateway: Option<GatewayConfig>,
     pub secure_access: Option<SecureAccessConfig>,
+    /// Ours: where this server itself is the gateway.
+    pub listen: Option<String>,
+    /// Ours: what a gateway elsewhere shows instead of the API key.
+    pub key: Option<Secret>,
 }
 
 impl Default for IngressConfig {
     fn default() -> Self {
-        Self { mode: IngressMode::Direct, gateway: None, secure_access: None }
+        Self { mode: IngressMode::Direct, gateway: None, secure_access: None, listen: None, key: None }
     }
 }
 
@@ -40,6 +54,7 @@ pub struct GatewayConfig {
 pub struct SecureAccessConfig {
     pub active_key: char,
     pub keys: Vec<SecureAccessKey>,
+    pub signature: SignatureChoice,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -75,8 +90,21 @@ impl IngressConfig {
             "Signing of endpoint addresses. Needs `ingress.mode = \"gateway\"`. From the environment it is taken as a \
              whole or not at all.",
             &mut self.secure_access,
-            SecureAccessConfig { active_key: '0', keys: Vec::new() },
+            SecureAccessConfig { active_key: '0', keys: Vec::new(), signature: SignatureChoice::Full },
             SecureAccessConfig::keys,
+        );
+        section.key(
+            "listen",
+            Maybe(rules::listen_address()),
+            &mut self.listen,
+            "Address and port on which this server itself is the gateway (`\"0.0.0.0:28888\"`). Unset: the gateway is `sandglass ingress`, or \
+             another program.",
+        );
+        section.key(
+            "key",
+            Maybe(SecretText::line()),
+            &mut self.key,
+            "Key with which `sandglass ingress` may follow the sandboxes, renew and wake them, and nothing else. Unset: it needs the API key.",
         );
     }
 }
@@ -113,6 +141,12 @@ impl SecureAccessConfig {
             SecureKeys,
             &mut self.keys,
             "Keys that are accepted. In the environment `id=base64,id=base64`.",
+        );
+        section.key(
+            "signature",
+            Words::new(),
+            &mut self.signature,
+            "`full` for the gateway of this program, `short` (32 bits) for gateways that know no other.",
         );
     }
 }

@@ -43,6 +43,7 @@ pub use embedded::{EmbeddedConfig, EndpointStyle, HostImage};
 pub use environment::{Environment, ProcessEnvironment};
 pub use ingress::{
     GatewayConfig, IngressConfig, IngressMode, RouteMode, SecureAccessConfig, SecureAccessKey,
+    SignatureChoice,
 };
 pub use kubernetes::{ContainerResources, KubernetesConfig, RateLimit, WorkloadProvider};
 pub use load::{LoadOptions, Loaded, PATH_VARIABLE, load, read};

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use http::Uri;
 
-use super::kinds::{Parsed, TableOf};
+use super::kinds::{Parsed, TableOf, Text};
 use super::values::{Endpoint, Ipv4Subnet, Quantity, SubnetChoice, without_userinfo};
 
 /// `http://host…` or `https://host…`.
@@ -45,6 +45,14 @@ pub(super) fn is_host_port(text: &str) -> bool {
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
         && (is_hostname(host) || address.parse::<IpAddr>().is_ok())
+}
+
+/// An address to bind: `0.0.0.0:28888`, `[::]:28888`, `localhost:28888`.
+pub(super) fn listen_address() -> Text {
+    Text::that("an address and a port (`\"0.0.0.0:28888\"`)", |text| {
+        let port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        port && is_host_port(text)
+    })
 }
 
 /// Dotted labels of letters, digits and hyphens that do not begin with a hyphen.

@@ -1,10 +1,11 @@
 //! `[server]`: where the API listens and what protects it.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::choice::choice;
-use super::kinds::{Cap, Flag, Int, Maybe, SecretText, Span, Text, Words};
+use super::kinds::{Cap, FilePath, Flag, Int, Maybe, SecretText, Span, Text, Words};
 use super::reader::Section;
 use super::values::Secret;
 
@@ -38,6 +39,11 @@ pub struct ServerConfig {
     pub open_proxy: bool,
     /// Ours: `/metrics` without a key, for scrapers that cannot send one.
     pub open_metrics: bool,
+    /// Ours: TLS, when both are set.
+    pub tls_cert: Option<PathBuf>,
+    pub tls_key: Option<PathBuf>,
+    pub tls_redirect_port: Option<u16>,
+    pub hsts_max_age: Option<Duration>,
 }
 
 impl Default for ServerConfig {
@@ -48,7 +54,8 @@ impl Default for ServerConfig {
             api_key: None,
             eip: None,
             max_sandbox_timeout: None,
-            keep_alive: Duration::from_secs(30),
+            // Longer than clients keep unused connections: the published pools do so for 300 seconds.
+            keep_alive: Duration::from_secs(305),
             limit_concurrency: Some(1024),
             graceful_shutdown: Duration::from_secs(5),
             backlog: 2048,
@@ -57,6 +64,10 @@ impl Default for ServerConfig {
             http_parser: HttpParser::Auto,
             open_proxy: false,
             open_metrics: false,
+            tls_cert: None,
+            tls_key: None,
+            tls_redirect_port: None,
+            hsts_max_age: None,
         }
     }
 }
@@ -147,6 +158,34 @@ impl ServerConfig {
             Flag,
             &mut self.open_metrics,
             "Whether `/metrics` works without the key. Names, counts and versions are on that page, but no ids and no secrets.",
+        );
+        self.tls_keys(section);
+    }
+
+    fn tls_keys(&mut self, section: &mut Section<'_, '_>) {
+        section.key(
+            "tls_cert",
+            Maybe(FilePath::any()),
+            &mut self.tls_cert,
+            "Certificate chain in PEM form, own certificate first. With `tls_key` the API is served over TLS only. Both files are read again when they change.",
+        );
+        section.key(
+            "tls_key",
+            Maybe(FilePath::any()),
+            &mut self.tls_key,
+            "Private key in PEM form. Only the server's user should be able to read it.",
+        );
+        section.key(
+            "tls_redirect_port",
+            Maybe(Int::within(1..=65_535)),
+            &mut self.tls_redirect_port,
+            "A second port, for plain HTTP, on which every request is answered with its address under HTTPS.",
+        );
+        section.key(
+            "hsts_max_age_seconds",
+            Maybe(Span::seconds(1)),
+            &mut self.hsts_max_age,
+            "Sends `Strict-Transport-Security` with this age over TLS. Browsers then refuse plain HTTP to this host, on every port, for that long.",
         );
     }
 }

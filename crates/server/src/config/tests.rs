@@ -118,6 +118,7 @@ fn every_key_can_be_set_in_the_environment() {
         ("store.postgresql.dsn", "postgres://u:hunter2@h/db"),
         ("egress.upstream_proxy.authorization", "Basic hunter2"),
         ("ingress.secure_access.keys", "a=aHVudGVyMg=="),
+        ("ingress.key", "hunter2"),
         ("renew_intent.redis.dsn", "redis://:hunter2@h/0"),
         ("otel.endpoint", "http://u:hunter2@otel/v1/metrics"),
         ("docker.sandbox_env", "TOKEN=hunter2"),
@@ -391,7 +392,7 @@ fn rules_between_keys() {
         ("[secure_runtime]\ndocker_runtime = \"runsc\"".to_owned(), "secure_runtime.docker_runtime"),
         (format!("{docker}{proxy}ca_secret_name = \"x\""), "egress.upstream_proxy.ca_secret_name"),
         (format!("{kubernetes}{proxy}ca_cert_path = \"/x\""), "egress.upstream_proxy.ca_cert_path"),
-        ("[egress.upstream_proxy]\nurl = \"http://p\"".to_owned(), "egress.mode"),
+        ("[egress]\nimage = \"x\"\n[egress.upstream_proxy]\nurl = \"http://p\"".to_owned(), "egress.mode"),
         ("[egress]\nmode = \"dns+nft\"\n[egress.upstream_proxy]".to_owned(), "egress.upstream_proxy.url"),
         ("[egress]\nrequests.cpu = \"2\"\nlimits.cpu = \"1999m\"".to_owned(), "egress.requests"),
         (format!("{kubernetes}[agent_sandbox]"), "agent_sandbox"),
@@ -402,6 +403,8 @@ fn rules_between_keys() {
         ("[renew_intent]\nredis.enabled = true".to_owned(), "renew_intent.redis.dsn"),
         (gateway(""), "ingress.gateway"),
         ("[ingress]\ngateway = { address = \"x\", route.mode = \"uri\" }".to_owned(), "ingress.gateway"),
+        ("[ingress]\nlisten = \"127.0.0.1:28888\"".to_owned(), "ingress.listen"),
+        (format!("{}listen = \"127.0.0.1\"", address("uri", "gw:1")), "ingress.listen"),
         (address("wildcard", "example.com"), "ingress.gateway.address"),
         (address("header", "*.example.com"), "ingress.gateway.address"),
         (address("uri", "*.example.com"), "ingress.gateway.address"),
@@ -426,6 +429,9 @@ fn rules_between_keys() {
         [address("wildcard", "*.example.com"), address("header", "10.0.0.1:80"), address("uri", "gw:1/base")]
     {
         good(&text);
+        for runtime in [docker, "[runtime]\ntype = \"embedded\"\n"] {
+            good(&format!("{}listen = \"[::]:28888\"\n", text.replace(kubernetes, runtime)));
+        }
     }
     let broken = gateway("gateway = { address = \"x\" }");
     assert!(only_problem(&broken).contains("ingress.gateway.route.mode: required"));

@@ -20,7 +20,12 @@ use sandglass_sandbox::{
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use super::{Engine, history::REMOVED, index::Entry, loops};
+use super::{
+    Engine,
+    history::{OF_EGRESS, REMOVED},
+    index::Entry,
+    loops,
+};
 use crate::telemetry::{belonging, traces};
 
 /// Progress lines of one phase are at least this far apart.
@@ -352,8 +357,9 @@ impl Engine {
 
     async fn remove(&self, id: SandboxId, intent: &Intent, reason: &str) -> Result<(), StoreError> {
         // What the box knows of its own past goes into the history before the box goes.
+        let known = self.runtime.events(id).await.unwrap_or_default().into_iter();
         let mut events: Vec<EventRecord> =
-            self.runtime.events(id).await.unwrap_or_default().into_iter().map(record).collect();
+            known.filter(|event| !event.kind.starts_with(OF_EGRESS)).map(record).collect();
         match self.runtime.remove(id, self.settings.stop_grace).await {
             Ok(()) => {
                 info!(sandbox = %id, reason, "removed");

@@ -22,7 +22,7 @@ pub enum Extended {
 }
 
 /// By how much use extends the life of this sandbox; `None` when it does not.
-fn extension(entry: &Entry) -> Option<Duration> {
+pub fn extension(entry: &Entry) -> Option<Duration> {
     let seconds = entry.spec()?.extensions.get(RENEW_ON_ACCESS_EXTENSION)?.trim().parse().ok()?;
     let expires = entry.facts()?.expires_at.is_some();
     (expires && entry.status()?.state == State::Running).then(|| Duration::from_secs(seconds))

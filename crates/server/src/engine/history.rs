@@ -31,6 +31,8 @@ const STRIPES: usize = 256;
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 /// The kind of the line that says whose sandbox it was. Never shown.
 pub const OWNER: &str = "owner";
+/// Lines about a box's egress policy are written when they happen, unlike others that its own record holds.
+pub const OF_EGRESS: &str = "egress.";
 /// The kind of the line after which nothing of the sandbox is left.
 pub const REMOVED: &str = "removed";
 /// Lines among which the owner's is looked for; it is one of the first two.

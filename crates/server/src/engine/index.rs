@@ -183,6 +183,11 @@ impl Index {
         self.read().values().filter(|entry| entry.intent.is_some()).count()
     }
 
+    /// Counts the changes: whoever follows looks again when it moves.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
     /// Waits until `answer` finds one, looking again after every change. The caller bounds the time.
     pub async fn wait_for<T>(&self, id: SandboxId, mut answer: impl FnMut(Option<&Entry>) -> Option<T>) -> T {
         let mut changed = self.changed.subscribe();

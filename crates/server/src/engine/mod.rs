@@ -14,6 +14,7 @@ pub mod index;
 pub mod loops;
 pub mod snapshots;
 mod stripes;
+mod wake;
 
 use std::{
     collections::{HashMap, HashSet},

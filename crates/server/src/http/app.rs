@@ -28,9 +28,11 @@ use super::{
 use crate::{
     agents::{Agents, Readiness},
     config::{Config, EndpointStyle, RuntimeKind},
-    engine::{Engine, commit::EngineError, index::Entry},
+    engine::{Engine, commit::EngineError, extend, index::Entry},
+    gateway::{self, Gateway, GatewaySettings, InProcess},
     ingress::{
-        AGENT_PORT, AccessRules, IngressSettings, IngressState, Lookup, Mapped, Reach, Target,
+        AGENT_PORT, AccessRules, Carrier, IngressSettings, IngressState, Lookup, Mapped, Minting, NotWoken,
+        Reach, Target, Waking,
         public_host::{self, Whereabouts},
         skips_renewal,
     },
@@ -62,6 +64,10 @@ pub struct App {
     /// What is known of the agents in the boxes.
     agents: Arc<Agents>,
     renewals: Arc<OnceLock<Renewals>>,
+    /// How routes through a gateway are written, where clients come through one.
+    pub minting: Option<Arc<Minting>>,
+    /// What leads to sandboxes for the gateway within this server.
+    gateway: Option<(Arc<dyn Lookup>, Carrier)>,
 }
 
 impl std::fmt::Debug for App {
@@ -108,15 +114,18 @@ impl App {
         };
         let renewals = Arc::<OnceLock<Renewals>>::default();
         let lookup = IndexLookup { engine: Arc::downgrade(&engine), inward, renewals: renewals.clone() };
-        let lookup = Arc::new(lookup);
+        let lookup: Arc<dyn Lookup> = Arc::new(lookup);
+        let gateway = config.ingress.listen.as_ref().map(|_| (lookup.clone(), gateway::carrier()));
         let ingress = IngressState::new(lookup, Forwarder::new(Limits::default()), settings);
-        let cut = ingress.clone();
+        let (cut, also) = (ingress.clone(), gateway.as_ref().map(|(_, carrier)| carrier.clone()));
         engine.on_removed(move |observed| {
             // The host's own addresses are shared by all that have none.
             if let Some(address) = observed.address.filter(|address| !address.is_loopback()) {
                 cut.forget(address);
+                also.iter().for_each(|carrier| carrier.forget(address));
             }
         });
+        let minting = Minting::of(&config.ingress).map(Arc::new);
         let mut rules = CreateRules::of(&config, engine.runtime().name(), engine.runtime().capabilities());
         rules.host_files_are_here = whereabouts.engine_host.is_none();
         Self {
@@ -132,6 +141,8 @@ impl App {
             telemetry: Telemetry::default(),
             agents: Arc::default(),
             renewals,
+            minting,
+            gateway,
         }
     }
 
@@ -150,6 +161,14 @@ impl App {
             return String::new();
         }
         self.whereabouts.public(|| public_host::routed_address().unwrap_or(self.named_address))
+    }
+
+    /// The gateway within this server, if there is to be one, and what to drain at its end.
+    pub fn gateway(&self) -> Option<(Gateway, Carrier)> {
+        let (lookup, carrier) = self.gateway.clone()?;
+        let directory = InProcess { lookup, engine: Arc::downgrade(&self.engine) };
+        let settings = GatewaySettings::of(&self.config.ingress);
+        Some((Gateway::new(Arc::new(directory), carrier.clone(), settings), carrier))
     }
 
     /// Where a sandbox is and what opens it.
@@ -239,6 +258,19 @@ impl Lookup for IndexLookup {
             renewals.used(id);
         }
     }
+
+    fn wake(&self, id: &str) -> Waking {
+        let (engine, id) = (self.engine.clone(), id.to_owned());
+        Box::pin(async move {
+            let engine = engine.upgrade().ok_or(NotWoken::Later)?;
+            match engine.wake(&id).await {
+                Ok(()) => Ok(()),
+                Err(EngineError::NotFound(_)) => Err(NotWoken::Gone),
+                Err(EngineError::OperationFailed { .. }) => Err(NotWoken::Failed),
+                Err(_) => Err(NotWoken::Later),
+            }
+        })
+    }
 }
 
 /// How the server itself gets into sandboxes.
@@ -267,9 +299,15 @@ fn target(entry: &Entry, inward: Inward) -> Option<Target> {
     let observed = entry.observed.as_deref();
     let exposure = observed.map_or(Exposure::None, |o| o.exposure);
     let (address, mapped) = inward.way(observed.and_then(|o| o.address), exposure);
+    let wakes = entry.wakes();
+    let secure_access = entry.spec().is_some_and(|s| s.secure_access);
+    // What only the server may use is published on this machine alone.
+    let address = if secure_access && mapped.is_some() { Some(Ipv4Addr::LOCALHOST.into()) } else { address };
     let reach = match (entry.status()?.state, address) {
         (State::Pending, address) => Reach::Starting(address),
         (State::Paused, Some(address)) => Reach::Paused(address),
+        // A request that is able to wait does so, instead of being frozen with the box.
+        (State::Pausing | State::Resuming, Some(address)) if wakes => Reach::Paused(address),
         (state, Some(address)) if state.addressable() => Reach::Addressable(address),
         (state, None) if state == State::Paused || state.addressable() => Reach::Nowhere,
         _ => Reach::Gone,
@@ -281,7 +319,9 @@ fn target(entry: &Entry, inward: Inward) -> Option<Target> {
         agent_token: agent_token.to_owned(),
         route_token: route_token.to_owned(),
         egress_token: observed.and_then(|o| o.egress_token.clone()),
-        secure_access: entry.spec().is_some_and(|s| s.secure_access),
+        secure_access,
+        wakes,
+        renews: extend::extension(entry).is_some(),
         tenant: entry.tenant().map(str::to_owned),
     })
 }

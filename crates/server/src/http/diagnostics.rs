@@ -1,6 +1,9 @@
 //! Logs, events, inspect and summary of a sandbox, as JSON with `scope` and as text without.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use axum::{
     Json,
@@ -26,7 +29,10 @@ use crate::{
         UnsupportedScope, describe_events, describe_logs, parse_since, render_events, render_inspect,
         render_runtime, render_summary,
     },
-    engine::{history::OWNER, index::Entry},
+    engine::{
+        history::{OF_EGRESS, OWNER},
+        index::Entry,
+    },
     ingress::{AGENT_PORT, EGRESS_PORT, HTTP_PORT},
     tenants::Principal,
 };
@@ -113,6 +119,8 @@ async fn event_facts(app: &App, entry: &Entry) -> ApiResult<EventFacts> {
     let mut events: Vec<EventLine> = history
         .into_iter()
         .filter(|e| e.kind != OWNER)
+        // The box's own record, which follows, has these with the time at which they happened.
+        .filter(|e| entry.observed.is_none() || !e.kind.starts_with(OF_EGRESS))
         .map(|e| EventLine { at_ms: e.at.as_millis(), kind: e.kind, message: e.message })
         .collect();
     if entry.observed.is_some() {
@@ -204,7 +212,9 @@ fn network_name(app: &App) -> String {
 /// The ports that lead into the box by themselves.
 fn ports(app: &App, observed: &Observation) -> Vec<PortFacts> {
     let bound = |port: u16, to: Option<String>| PortFacts { port, bound_to: to };
-    let host = app.config.docker.publish_host;
+    // Ports that only the server may use are not published where others are.
+    let secure = observed.spec.secure_access;
+    let host = if secure { Ipv4Addr::LOCALHOST } else { app.config.docker.publish_host };
     let mapped = |port: u16, to: u16| bound(port, (to != 0).then(|| format!("{host}:{to}")));
     match observed.exposure {
         Exposure::Published { agent, http, egress } => {

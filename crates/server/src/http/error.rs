@@ -131,6 +131,8 @@ codes! {
     Internal = INTERNAL_SERVER_ERROR "GENERAL::UNKNOWN_ERROR";
     Unavailable = SERVICE_UNAVAILABLE "GENERAL::UNAVAILABLE";
     BodyTooLarge = PAYLOAD_TOO_LARGE "GENERAL::BODY_TOO_LARGE";
+    /// Not even HTTP, or HTTP with two meanings; the status says more.
+    BadForm = BAD_REQUEST "GENERAL::MALFORMED_REQUEST";
     BodyTooSlow = REQUEST_TIMEOUT "GENERAL::REQUEST_TIMEOUT";
     IdempotencyKeyReused = CONFLICT "GENERAL::IDEMPOTENCY_KEY_REUSED";
     /// The sandbox that the key stands for is gone.

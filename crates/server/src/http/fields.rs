@@ -209,14 +209,22 @@ impl Findings {
 
     /// An integer written as text.
     pub fn integer_text(&mut self, text: &str, min: i64, max: i64) -> Option<i64> {
-        let Some(number) = parse_integer(text) else {
+        let number = self.wide_integer_text(text)?;
+        // What does not fit stays beyond every range.
+        let clamped = number.clamp(i64::MIN.into(), i64::MAX.into());
+        self.in_range(i64::try_from(clamped).unwrap_or(i64::MAX), min, max)
+    }
+
+    /// An integer of any size written as text; far beyond 64 bits it is only known to be large.
+    pub fn wide_integer_text(&mut self, text: &str) -> Option<i128> {
+        let number = parse_integer(text);
+        if number.is_none() {
             self.fault(
                 "int_parsing",
                 "Input should be a valid integer, unable to parse string as an integer",
             );
-            return None;
-        };
-        self.in_range(number, min, max)
+        }
+        number
     }
 
     fn in_range(&mut self, number: i64, min: i64, max: i64) -> Option<i64> {
@@ -368,7 +376,7 @@ fn saturate(float: f64) -> i64 {
 }
 
 /// Digits with an optional sign, blanks around, single underscores between digits and an all-zero fraction.
-fn parse_integer(text: &str) -> Option<i64> {
+fn parse_integer(text: &str) -> Option<i128> {
     let text = text.trim();
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     if !fraction.bytes().all(|byte| byte == b'0') {
@@ -382,7 +390,7 @@ fn parse_integer(text: &str) -> Option<i64> {
     if groups.iter().any(|group| group.is_empty() || !group.bytes().all(|byte| byte.is_ascii_digit())) {
         return None;
     }
-    let magnitude = groups.concat().parse::<i64>().unwrap_or(i64::MAX);
+    let magnitude = groups.concat().parse::<i128>().unwrap_or(i128::MAX);
     Some(if negative { -magnitude } else { magnitude })
 }
 

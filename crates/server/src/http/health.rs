@@ -36,12 +36,16 @@ pub async fn ready(State(app): State<App>) -> Response {
     let runtime = runtime_answers(&app).await;
     let ok = store.is_ok() && runtime;
     let word = |ok: bool| if ok { "ok" } else { "unavailable" };
-    let body = json!({
+    let mut body = json!({
         "status": if ok { "ready" } else { "unavailable" },
         "checks": { "store": word(store.is_ok()), app.engine.runtime().name(): word(runtime) },
         "sandboxes": app.engine.index().census(),
         "openIntents": intents,
     });
+    // What is outdated still serves, so it is said and does not count.
+    if let Some(current) = app.telemetry.metrics.certificate_is_current() {
+        body["checks"]["certificate"] = json!(if current { "ok" } else { "outdated" });
+    }
     let status = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()
 }

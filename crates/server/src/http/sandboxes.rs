@@ -190,13 +190,13 @@ pub async fn endpoint(
         Some(text) => findings.within("use_server_proxy", |f| f.boolean_text(text)),
         None => Some(false),
     };
-    let expires = query.last("expires");
-    if let Some(text) = expires {
-        findings.within("expires", |f| f.integer_text(text, i64::MIN, i64::MAX));
-    }
+    let expires =
+        query.last("expires").and_then(|text| findings.within("expires", |f| f.wide_integer_text(text)));
     let use_server_proxy = findings.finish(use_server_proxy)?;
     let asked = EndpointQuery { port, use_server_proxy, expires };
-    check_endpoint(asked).map_err(engine_errors::of_refusal)?;
+    let now = u64::try_from(app.engine.clock().now().as_millis() / 1000).unwrap_or(0);
+    let gateway = app.minting.as_deref();
+    check_endpoint(asked, gateway, now).map_err(engine_errors::of_refusal)?;
     let entry = app.find(&principal, &id)?;
     let target = app.target(&entry).ok_or_else(ApiError::sandbox_not_found)?;
     let host = headers
@@ -213,6 +213,8 @@ pub async fn endpoint(
         public_host: &public_host,
         style: app.endpoint_style(),
         open_proxy: app.config.server.open_proxy,
+        gateway,
+        now,
     };
     let answer =
         answer_endpoint(asked, vantage, &entry.id.to_string(), &target).map_err(engine_errors::of_refusal)?;

@@ -8,25 +8,18 @@ use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use sandglass_proxy::HeaderEdits;
 
 use super::access::Grounds;
+use super::carrier::Way;
 use super::endpoints::without_scheme;
 use super::lookup::Target;
 use super::route::Route;
 use super::{ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, ROUTE_TOKEN, SECURE_ACCESS};
+use crate::listener::Scheme;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Which process takes the request in the sandbox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Whatever listens on the port.
-    Direct,
-    /// The agent, which connects to the port from inside.
-    Agent,
-}
 
 /// The changes to a request. `Authorization` and `Cookie` belong to the application and stay.
 pub(super) fn request(
@@ -58,7 +51,7 @@ pub(super) fn request(
     if let Some(host) = headers.get(HOST) {
         set.push((FORWARDED_HOST, host.clone()));
     }
-    HeaderEdits { remove, remove_prefixes: &["x-forwarded-"], set }
+    HeaderEdits { remove, remove_prefixes: &["x-forwarded-"], set, hide: &OWN_WORDS }
 }
 
 /// How the client reached the server.
@@ -72,12 +65,14 @@ impl Observed {
     /// A proxy in front is believed only when it runs on this machine.
     pub(crate) fn of(headers: &HeaderMap, extensions: &Extensions) -> Self {
         let peer = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip().to_canonical());
+        let own = if extensions.get() == Some(&Scheme::Https) { "https" } else { "http" };
         if !peer.is_some_and(|peer| peer.is_loopback()) {
-            return Self { scheme: "http", client: peer };
+            return Self { scheme: own, client: peer };
         }
         let scheme = match headers.get(FORWARDED_PROTO).map(HeaderValue::as_bytes) {
             Some(b"https" | b"wss") => "https",
-            _ => "http",
+            Some(b"http" | b"ws") => "http",
+            _ => own,
         };
         Self { scheme, client: nearest_untrusted(headers).or(peer) }
     }
@@ -94,15 +89,11 @@ fn nearest_untrusted(headers: &HeaderMap) -> Option<IpAddr> {
     all.iter().rev().find(|address| !address.is_loopback()).or(all.first()).copied()
 }
 
-/// Takes what only the server itself says out of a response.
-pub(super) fn own_words(headers: &mut HeaderMap) {
-    headers.remove(SERVER);
-    headers.remove(REQUEST_ID);
-}
+/// What only the server itself says in a response: names of programs and ids.
+pub(super) static OWN_WORDS: [HeaderName; 2] = [SERVER, REQUEST_ID];
 
-/// The changes to a response: names of programs and ids are the server's own, redirects stay within the sandbox's route.
+/// The changes to a response: redirects stay within the sandbox's route.
 pub(super) fn response(headers: &mut HeaderMap, route: &Route<'_>, eip: Option<&str>) {
-    own_words(headers);
     let Some(location) = headers.get(LOCATION).map(HeaderValue::as_bytes) else { return };
     if location.first() != Some(&b'/') || location.get(1) == Some(&b'/') {
         return;
@@ -234,8 +225,7 @@ mod tests {
             ("/x", "/v1/sandboxes/a/proxy/80", Some("gw.example/base/"), "/base/sandboxes/a/proxy/80/x"),
         ];
         for (location, path, eip, expected) in cases {
-            let mut given =
-                headers(&[("location", location), ("server", "app"), ("x-request-id", "1"), ("etag", "x")]);
+            let mut given = headers(&[("location", location), ("etag", "x")]);
             response(&mut given, &Route::parse(path).unwrap(), eip);
             assert_eq!(given["location"], expected, "{location} under {path}, {eip:?}");
             assert_eq!(given.len(), 2);

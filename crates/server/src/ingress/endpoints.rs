@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use sandglass_sandbox::ports::runtime::Exposure;
 
 use super::lookup::{Reach, Target};
+use super::minting::{Minted, Minting};
 use super::refusal::Refusal;
 use super::route::Mount;
 use super::{AGENT_PORT, EGRESS_PORT, HTTP_PORT};
@@ -15,11 +16,11 @@ use crate::config::EndpointStyle;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndpointQuery<'a> {
+pub struct EndpointQuery {
     pub port: i64,
     pub use_server_proxy: bool,
-    /// As sent; its value does not matter where nothing can be signed.
-    pub expires: Option<&'a str>,
+    /// Ask for a signed route that is open until this Unix second.
+    pub expires: Option<i128>,
 }
 
 /// From where it is asked.
@@ -34,6 +35,10 @@ pub struct Vantage<'a> {
     pub public_host: &'a str,
     pub style: EndpointStyle,
     pub open_proxy: bool,
+    /// When there is one, clients come through it unless they ask for the server.
+    pub gateway: Option<&'a Minting>,
+    /// Unix seconds.
+    pub now: u64,
 }
 
 /// Where to send requests, and with what.
@@ -53,36 +58,61 @@ impl fmt::Debug for EndpointAnswer {
     }
 }
 
-/// What is wrong with the query whatever the sandbox. Returns the port.
-pub fn check(query: EndpointQuery<'_>) -> Result<u16, Refusal> {
+/// What holds whatever the sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checked {
+    port: u16,
+    expires: Option<u64>,
+}
+
+/// What is wrong with the query whatever the sandbox. The order is the documented one.
+pub fn check(query: EndpointQuery, gateway: Option<&Minting>, now: u64) -> Result<Checked, Refusal> {
     match (query.expires, query.use_server_proxy) {
         (Some(_), true) => return Err(Refusal::ExpiresWithProxy),
-        (Some(_), false) => return Err(Refusal::ExpiresUnsupported),
-        (None, _) => {}
+        (Some(_), false) if gateway.is_none() => return Err(Refusal::ExpiresUnsupported),
+        _ => {}
     }
-    u16::try_from(query.port).ok().filter(|port| *port != 0).ok_or(Refusal::PortOutOfRange)
+    let port = u16::try_from(query.port).ok().filter(|port| *port != 0).ok_or(Refusal::PortOutOfRange)?;
+    let future = |second: i128| u64::try_from(second).ok().filter(|second| *second > now);
+    let expires = query.expires.map(|second| future(second).ok_or(Refusal::ExpiresInvalid)).transpose()?;
+    if expires.is_some() && !gateway.is_some_and(Minting::signs) {
+        return Err(Refusal::ExpiresUnsigned);
+    }
+    Ok(Checked { port, expires })
 }
 
 /// The answer for a sandbox that exists.
 pub fn answer(
-    query: EndpointQuery<'_>,
+    query: EndpointQuery,
     vantage: Vantage<'_>,
     id: &str,
     target: &Target,
 ) -> Result<EndpointAnswer, Refusal> {
-    let port = check(query)?;
+    let Checked { port, expires } = check(query, vantage.gateway, vantage.now)?;
     if target.reach == Reach::Gone {
         return Err(Refusal::NotRunning);
     }
     // Only the server looks at a secure sandbox's token, so no way round it is told.
     let guarded = target.secure_access && target.exposure != Exposure::Address;
-    let way = if query.use_server_proxy || vantage.style == EndpointStyle::Proxied || guarded {
-        Way::Server(format!("{}/sandboxes/{id}/proxy/{port}", base(vantage)))
-    } else {
-        direct(vantage.public_host, target, port)?
+    let way = match vantage.gateway {
+        Some(gateway) if !query.use_server_proxy => Way::Gateway(gateway.mint((id, port), expires)?),
+        None if !query.use_server_proxy && vantage.style == EndpointStyle::Direct && !guarded => {
+            direct(vantage.public_host, target, port)?
+        }
+        _ => Way::Server(format!("{}/sandboxes/{id}/proxy/{port}", base(vantage))),
     };
-    let headers = headers(&way, vantage, target, port);
-    let (Way::Server(endpoint) | Way::Port(endpoint) | Way::Agent(endpoint)) = way;
+    let mut headers = headers(&way, vantage, target, port);
+    let endpoint = match way {
+        Way::Gateway(minted) => {
+            headers.extend(minted.header.map(|value| ("OpenSandbox-Ingress-To", value)));
+            minted.endpoint
+        }
+        Way::Server(endpoint) | Way::Port(endpoint) | Way::Agent(endpoint) => endpoint,
+    };
+    // The signature stands for the token, which must not get around with it.
+    if target.secure_access && expires.is_none() && !target.route_token.is_empty() {
+        headers.push(("OpenSandbox-Secure-Access", target.route_token.clone()));
+    }
     Ok(EndpointAnswer { endpoint, headers })
 }
 
@@ -94,6 +124,8 @@ enum Way {
     Port(String),
     /// The sandbox's agent, which relays.
     Agent(String),
+    /// The gateway, which keeps nothing from the program that listens.
+    Gateway(Minted),
 }
 
 /// The way that does not lead through this server.
@@ -129,17 +161,14 @@ fn headers(way: &Way, vantage: Vantage<'_>, target: &Target, port: u16) -> Vec<(
     };
     match way {
         Way::Agent(_) => put("X-EXECD-ACCESS-TOKEN", &target.agent_token),
-        Way::Server(_) | Way::Port(_) if port == AGENT_PORT => {
+        Way::Server(_) | Way::Port(_) | Way::Gateway(_) if port == AGENT_PORT => {
             put("X-EXECD-ACCESS-TOKEN", &target.agent_token);
         }
         Way::Server(_) if !vantage.open_proxy => put("X-Sandglass-Access", &target.route_token),
-        Way::Server(_) | Way::Port(_) => {}
+        Way::Server(_) | Way::Port(_) | Way::Gateway(_) => {}
     }
     if port == EGRESS_PORT {
         put("OPENSANDBOX-EGRESS-AUTH", target.egress_token.as_deref().unwrap_or_default());
-    }
-    if target.secure_access {
-        put("OpenSandbox-Secure-Access", &target.route_token);
     }
     headers
 }
@@ -167,7 +196,10 @@ pub(super) fn without_scheme(eip: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use sandglass_ingress::{Expiry, Generation, Key, Route};
+
     use super::*;
+    use crate::config::RouteMode;
 
     const HOST: Vantage<'_> = Vantage {
         host: "api.local:8080",
@@ -176,6 +208,8 @@ mod tests {
         public_host: "192.0.2.9",
         style: EndpointStyle::Proxied,
         open_proxy: false,
+        gateway: None,
+        now: 1_000,
     };
     const DIRECT: Vantage<'_> = Vantage { style: EndpointStyle::Direct, ..HOST };
     const EIP: Vantage<'_> = Vantage { eip: Some(" https://gw.example/base/ "), ..HOST };
@@ -187,7 +221,7 @@ mod tests {
         Target { secure_access, ..Target::at(Reach::Addressable(IpAddr::from([10, 1, 0, 2]))) }
     }
 
-    fn query(port: i64, use_server_proxy: bool) -> EndpointQuery<'static> {
+    fn query(port: i64, use_server_proxy: bool) -> EndpointQuery {
         EndpointQuery { port, use_server_proxy, expires: None }
     }
 
@@ -226,14 +260,28 @@ mod tests {
 
     #[test]
     fn what_cannot_be_answered() {
-        let expiring = |port, use_server_proxy| EndpointQuery { port, use_server_proxy, expires: Some("1") };
-        // The order matters: the port is looked at last.
-        assert_eq!(check(expiring(0, true)), Err(Refusal::ExpiresWithProxy));
-        assert_eq!(check(expiring(0, false)), Err(Refusal::ExpiresUnsupported));
+        let expiring = |port, use_server_proxy| EndpointQuery { port, use_server_proxy, expires: Some(1) };
+        // The order matters: without a gateway the port is looked at last, and what `expires` says never.
+        assert_eq!(check(expiring(0, true), None, 0), Err(Refusal::ExpiresWithProxy));
+        assert_eq!(check(expiring(0, false), None, 0), Err(Refusal::ExpiresUnsupported));
         for port in [0, -1, 65536, i64::MAX] {
-            assert_eq!(check(query(port, false)), Err(Refusal::PortOutOfRange));
+            assert_eq!(check(query(port, false), None, 0), Err(Refusal::PortOutOfRange));
         }
-        assert_eq!(check(query(65535, false)), Ok(65535));
+        assert_eq!(check(query(65535, false), None, 0), Ok(Checked { port: 65535, expires: None }));
+
+        let (signing, silent) = (minting("gw", RouteMode::Uri, true), minting("gw", RouteMode::Uri, false));
+        let check = |gateway: &Minting, port, expires| {
+            let asked = EndpointQuery { port, use_server_proxy: false, expires: Some(expires) };
+            check(asked, Some(gateway), 1_000)
+        };
+        assert_eq!(check(&signing, 80, 1_001), Ok(Checked { port: 80, expires: Some(1_001) }));
+        assert_eq!(check(&signing, 80, u64::MAX.into()).map(|c| c.expires), Ok(Some(u64::MAX)));
+        assert_eq!(check(&signing, 0, -1), Err(Refusal::PortOutOfRange));
+        for second in [i128::MIN, -1, 0, 999, 1_000, i128::from(u64::MAX) + 1, i128::MAX] {
+            assert_eq!(check(&signing, 80, second), Err(Refusal::ExpiresInvalid), "{second}");
+            assert_eq!(check(&silent, 80, second), Err(Refusal::ExpiresInvalid), "{second}");
+        }
+        assert_eq!(check(&silent, 80, 1_001), Err(Refusal::ExpiresUnsigned));
 
         let with = |reach| Target { reach, ..target(false) };
         let address = IpAddr::from([10, 1, 0, 2]);
@@ -304,5 +352,77 @@ mod tests {
         }
         let starting = Target { reach: Reach::Starting(None), ..on(Exposure::None, None) };
         assert_eq!(answer(query(3000, false), DIRECT, "x", &starting), Err(Refusal::AddressUnknown));
+    }
+
+    const UUID: &str = "0f8fad5b-d9cb-469f-a165-70867728950e";
+
+    fn minting(address: &str, route: RouteMode, signs: bool) -> Minting {
+        let secret = b"secret-bytes-0001".to_vec();
+        Minting::new(address, route, signs.then_some((Key { id: 'k', secret }, Generation::Short)))
+    }
+
+    #[test]
+    fn the_table_of_answers_through_a_gateway() {
+        const EGRESS: (&str, &str) = ("OPENSANDBOX-EGRESS-AUTH", "egress");
+        let to = |value: &str| ("OpenSandbox-Ingress-To", value.to_owned());
+        let owned = |(name, value): (&'static str, &str)| (name, value.to_owned());
+        let (wildcard, uri, header) = (
+            minting("*.example.com", RouteMode::Wildcard, true),
+            minting("gw.example.com/base", RouteMode::Uri, true),
+            minting("gw.example.com:8443", RouteMode::Header, true),
+        );
+        let label = |port: u16| format!("{UUID}-{port}");
+        let signature = |port| {
+            let key = Key { id: 'k', secret: b"secret-bytes-0001".to_vec() };
+            let route = Route::signed(&key, Generation::Short, (UUID, port), Expiry::at(2_000_000_000));
+            route.label().rsplit('-').next().unwrap().to_owned()
+        };
+        let soon = Some(2_000_000_000);
+        type Case<'a> = (&'a Minting, u16, bool, Option<i128>, String, Vec<(&'static str, String)>);
+        let cases: Vec<Case<'_>> = vec![
+            (&wildcard, 8080, false, None, format!("{}.example.com", label(8080)), vec![]),
+            (&wildcard, 44772, false, None, format!("{}.example.com", label(44772)), vec![owned(AGENT)]),
+            (&uri, 8080, true, None, format!("gw.example.com/base/{UUID}/8080"), vec![owned(SECURE)]),
+            (&header, 8080, false, None, "gw.example.com:8443".into(), vec![to(&label(8080))]),
+            (
+                &header,
+                18080,
+                true,
+                None,
+                "gw.example.com:8443".into(),
+                vec![owned(EGRESS), to(&label(18080)), owned(SECURE)],
+            ),
+            (
+                &wildcard,
+                8080,
+                true,
+                soon,
+                format!("{}-x2qxvk-{}.example.com", label(8080), signature(8080)),
+                vec![],
+            ),
+            (&uri, 80, true, soon, format!("gw.example.com/base/{UUID}/80/x2qxvk/{}", signature(80)), vec![]),
+            (
+                &header,
+                18080,
+                true,
+                soon,
+                "gw.example.com:8443".into(),
+                vec![owned(EGRESS), to(&format!("{}-x2qxvk-{}", label(18080), signature(18080)))],
+            ),
+        ];
+        for (gateway, port, secure_access, expires, endpoint, headers) in cases {
+            for exposure in [Exposure::Address, Exposure::Published { agent: 1, http: 2, egress: Some(3) }] {
+                let egress_token = Some("egress".to_owned());
+                let target = Target { exposure, egress_token, ..target(secure_access) };
+                let vantage = Vantage { gateway: Some(gateway), ..HOST };
+                let asked = EndpointQuery { port: port.into(), use_server_proxy: false, expires };
+                let answer = answer(asked, vantage, UUID, &target).unwrap();
+                assert_eq!((answer.endpoint.as_str(), &answer.headers), (endpoint.as_str(), &headers));
+            }
+        }
+        let vantage = Vantage { gateway: Some(&header), ..EIP };
+        let proxied = answer(query(8080, true), vantage, "x", &target(false)).unwrap();
+        assert_eq!(proxied.endpoint, "gw.example/base/sandboxes/x/proxy/8080");
+        assert_eq!(proxied.headers, [owned(ROUTE)]);
     }
 }

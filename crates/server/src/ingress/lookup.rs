@@ -3,7 +3,10 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use futures_util::FutureExt;
 use sandglass_sandbox::ports::runtime::Exposure;
+
+use super::wake::{NotWoken, Waking};
 
 /// Where a sandbox is and what opens it.
 #[derive(Clone)]
@@ -21,6 +24,10 @@ pub struct Target {
     pub egress_token: Option<String>,
     /// The sandbox was created with `secureAccess`: no request passes without the route token, whatever else is open.
     pub secure_access: bool,
+    /// While it is paused, requests resume it and wait.
+    pub wakes: bool,
+    /// Use extends its life.
+    pub renews: bool,
     /// Whose it is; `None` on a server without tenants.
     pub tenant: Option<String>,
 }
@@ -37,6 +44,8 @@ impl Target {
             route_token: "route".to_owned(),
             egress_token: None,
             secure_access: false,
+            wakes: false,
+            renews: false,
             tenant: None,
         }
     }
@@ -68,7 +77,7 @@ impl fmt::Debug for Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     Addressable(IpAddr),
-    /// Frozen: connections would be accepted by the kernel and never answered.
+    /// Frozen, or about to be or to be thawed: connections would be accepted by the kernel and not answered.
     Paused(IpAddr),
     /// Not up yet; the address when it is already known.
     Starting(Option<IpAddr>),
@@ -90,4 +99,9 @@ pub trait Lookup: Send + Sync {
 
     /// A request that was admitted used this sandbox; for renewal on access.
     fn used(&self, _id: &str) {}
+
+    /// Resumes a paused sandbox. Done when it runs or is known not to; a pause that is under way comes to its end first.
+    fn wake(&self, _id: &str) -> Waking {
+        std::future::ready(Err(NotWoken::Later)).boxed()
+    }
 }

@@ -6,28 +6,36 @@
 //! Invariant: the server's key and the tokens of one sandbox never reach an application, and never another sandbox.
 
 mod access;
+mod carrier;
 mod edits;
 mod endpoints;
 mod lookup;
+mod minting;
 mod policy;
 pub mod public_host;
 mod refusal;
 mod relay;
 mod route;
+mod wake;
 mod ways;
 mod websocket;
 
 pub use access::AccessRules;
+pub use carrier::{Carrier, Way};
 pub(crate) use edits::Observed;
 pub use endpoints::{
-    EndpointAnswer, EndpointQuery, Vantage, answer as answer_endpoint, check as check_endpoint,
+    Checked, EndpointAnswer, EndpointQuery, Vantage, answer as answer_endpoint, check as check_endpoint,
 };
 pub use lookup::{Lookup, Mapped, Reach, Target};
+pub use minting::Minting;
 pub use policy::PolicyRequest;
 pub use refusal::Refusal;
-pub(crate) use relay::skips_renewal;
 pub use relay::{IngressSettings, IngressState, proxy_handler};
+pub(crate) use relay::{skips_renewal, wants_awake};
 pub use route::Mount;
+pub(crate) use wake::Wakes;
+pub use wake::{NotWoken, Park, Waking};
+pub(crate) use ways::Need;
 
 use http::HeaderName;
 
@@ -52,5 +60,7 @@ pub const EGRESS_TOKEN: HeaderName = HeaderName::from_static("opensandbox-egress
 /// `skip` keeps a request from extending the sandbox's life.
 pub const ACCESS_RENEW: HeaderName = HeaderName::from_static("opensandbox-access-renew");
 
+#[cfg(test)]
+mod front_tests;
 #[cfg(test)]
 mod tests;

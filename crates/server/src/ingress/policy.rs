@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HOST, HeaderValue};
 use http::uri::PathAndQuery;
-use http::{HeaderName, Method, Request, Response, Uri};
+use http::{HeaderName, Method, Request, Response};
 use http_body_util::Full;
 use sandglass_proxy::{HeaderEdits, ResponseBody};
 
-use super::edits::{self, Way};
+use super::carrier::Way;
+use super::edits;
 use super::lookup::Target;
 use super::refusal::Refusal;
 use super::relay::{IngressState, address};
@@ -40,8 +41,8 @@ impl IngressState {
         let token = token.ok_or(Refusal::NoEnforcer)?;
         let application = SocketAddr::new(address(target.reach)?, EGRESS_PORT);
         self.used(id);
-        let (lease, way) = self.connect(target, application, Need::Shared).await?;
-        let mut edits = HeaderEdits { remove: Vec::new(), remove_prefixes: &[], set: Vec::new() };
+        let ride = self.connect(target, application, Need::Shared).await?;
+        let mut edits = HeaderEdits { hide: &edits::OWN_WORDS, ..HeaderEdits::default() };
         let mut put = |name: HeaderName, value: &str| {
             if let Ok(value) = HeaderValue::from_str(value) {
                 edits.set.push((name, value));
@@ -49,26 +50,24 @@ impl IngressState {
         };
         put(HOST, &application.to_string());
         put(EGRESS_TOKEN, token);
-        if way == Way::Agent {
+        if ride.way() == Way::Agent {
             put(AGENT_TOKEN, &target.agent_token);
         }
         let mut request = Request::new(Full::new(asked.body.clone()));
         *request.method_mut() = asked.method;
-        *request.uri_mut() = uri(way, asked.query)?;
+        let to = to(ride.way(), asked.query)?;
         if !asked.body.is_empty() {
             request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
-        let mut response = lease.forward(request, edits).await?;
-        edits::own_words(response.headers_mut());
-        Ok(response)
+        ride.exchange(request, to, edits).await
     }
 }
 
-fn uri(way: Way, query: Option<&str>) -> Result<Uri, Refusal> {
+fn to(way: Way, query: Option<&str>) -> Result<PathAndQuery, Refusal> {
     let path = match way {
         Way::Direct => "/policy".to_owned(),
         Way::Agent => format!("/proxy/{EGRESS_PORT}/policy"),
     };
     let text = query.map_or_else(|| path.clone(), |query| format!("{path}?{query}"));
-    PathAndQuery::try_from(text).map(Uri::from).map_err(|_| Refusal::TargetMalformed)
+    PathAndQuery::try_from(text).map_err(|_| Refusal::TargetMalformed)
 }

@@ -47,8 +47,26 @@ pub enum Refusal {
     ExpiresWithProxy,
     #[error("signed endpoints are not supported by this runtime")]
     ExpiresUnsupported,
+    #[error("`expires` must be a Unix second in the future, at most 18446744073709551615")]
+    ExpiresInvalid,
+    #[error("`expires` needs signing keys: configure [ingress.secure_access]")]
+    ExpiresUnsigned,
+    #[error(
+        "`expires` is too late for a host name; ask for an earlier one, or use the route mode \"header\" or \"uri\""
+    )]
+    ExpiresTooLate,
+    #[error(
+        "the host name of this route would have a label of more than 63 characters; use the route mode \"header\" or \"uri\""
+    )]
+    LabelTooLong,
     #[error("sandbox is paused")]
     Paused,
+    #[error("sandbox is paused and could not be resumed")]
+    NotWoken,
+    #[error("sandbox is being resumed; try again")]
+    WakeSlow,
+    #[error("too many requests wait for sandboxes to be resumed; try again")]
+    WakeCrowded,
     #[error("sandbox is still starting")]
     Starting,
     #[error("sandbox has ended")]
@@ -75,15 +93,26 @@ impl Refusal {
             | Self::Handshake
             | Self::ExpiresWithProxy
             | Self::ExpiresUnsupported
+            | Self::ExpiresInvalid
+            | Self::ExpiresUnsigned
+            | Self::ExpiresTooLate
+            | Self::LabelTooLong
             | Self::NoEnforcer => StatusCode::BAD_REQUEST,
             Self::MissingKey | Self::InvalidKey | Self::SecureAccess => StatusCode::UNAUTHORIZED,
             Self::NotRunning => StatusCode::CONFLICT,
-            Self::Paused | Self::Starting | Self::Ended | Self::Unreachable | Self::BadResponse => {
-                StatusCode::BAD_GATEWAY
-            }
+            Self::Paused
+            | Self::NotWoken
+            | Self::Starting
+            | Self::Ended
+            | Self::Unreachable
+            | Self::BadResponse => StatusCode::BAD_GATEWAY,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Unmapped => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::ShuttingDown | Self::TenantProvider | Self::Unknown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::ShuttingDown
+            | Self::TenantProvider
+            | Self::Unknown
+            | Self::WakeSlow
+            | Self::WakeCrowded => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -102,14 +131,19 @@ impl Refusal {
             Self::NotFound => "DOCKER::SANDBOX_NOT_FOUND",
             Self::NotRunning => "DOCKER::SANDBOX_NOT_RUNNING",
             Self::AddressUnknown => "KUBERNETES::POD_IP_NOT_AVAILABLE",
-            Self::ExpiresWithProxy => "SANDBOX::INVALID_PARAMETER",
+            Self::ExpiresWithProxy
+            | Self::ExpiresInvalid
+            | Self::ExpiresUnsigned
+            | Self::ExpiresTooLate
+            | Self::LabelTooLong => "SANDBOX::INVALID_PARAMETER",
             Self::ExpiresUnsupported | Self::NoEnforcer => "SANDBOX::API_NOT_SUPPORTED",
             Self::Unknown => "DOCKER::SANDBOX_QUERY_FAILED",
             Self::Unmapped => "DOCKER::NETWORK_MODE_ENDPOINT_UNAVAILABLE",
             Self::Paused | Self::Starting | Self::Ended | Self::Unreachable => "BACKEND_CONNECTION_FAILED",
             Self::BadResponse => "BACKEND_RESPONSE_FAILED",
             Self::Timeout => "BACKEND_TIMEOUT",
-            Self::ShuttingDown => "GENERAL::UNAVAILABLE",
+            Self::NotWoken => "DOCKER::SANDBOX_RESUME_FAILED",
+            Self::ShuttingDown | Self::WakeSlow | Self::WakeCrowded => "GENERAL::UNAVAILABLE",
         }
     }
 
@@ -164,6 +198,9 @@ impl IntoResponse for Refusal {
                 .into_response();
         }
         let mut response = (self.status(), Json(ErrorBody { code, message })).into_response();
+        if matches!(self, Self::WakeSlow | Self::WakeCrowded) {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         if self == Self::Method {
             let allow = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
             response.headers_mut().insert(header::ALLOW, allow);

@@ -2,21 +2,24 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{OriginalUri, Request};
 use axum::response::{IntoResponse, Response};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, SEC_WEBSOCKET_KEY};
+use http::header::SEC_WEBSOCKET_KEY;
 use http::{HeaderMap, Method, StatusCode, Uri};
-use sandglass_proxy::{Forwarder, Lease, ResponseBody, requested_upgrade};
+use sandglass_proxy::{Counts, Forwarder, ResponseBody, requested_upgrade};
 
 use super::ACCESS_RENEW;
 use super::access::{AccessRules, Grounds};
-use super::edits::{self, Observed, Way};
+use super::carrier::{Carrier, Ride, Way};
+use super::edits::{self, Observed};
 use super::lookup::{Lookup, Reach, Target};
 use super::refusal::Refusal;
 use super::route::Route;
-use super::ways::{self, Need, Ways};
+use super::wake::Wakes;
+use super::ways::Need;
 use super::websocket::{Close, Handshake};
 use crate::telemetry::metrics::Proxied;
 
@@ -36,14 +39,21 @@ pub struct IngressState {
 
 struct Shared {
     lookup: Arc<dyn Lookup>,
-    forwarder: Forwarder,
+    carrier: Carrier,
     settings: IngressSettings,
-    ways: Ways,
+    wakes: Wakes,
+}
+
+impl std::fmt::Debug for IngressState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IngressState").field("carrier", &self.shared.carrier).finish_non_exhaustive()
+    }
 }
 
 impl IngressState {
     pub fn new(lookup: Arc<dyn Lookup>, forwarder: Forwarder, settings: IngressSettings) -> Self {
-        Self { shared: Arc::new(Shared { lookup, forwarder, settings, ways: Ways::default() }) }
+        let carrier = Carrier::new(forwarder);
+        Self { shared: Arc::new(Shared { lookup, carrier, settings, wakes: Wakes::default() }) }
     }
 
     pub(super) fn used(&self, id: &str) {
@@ -55,14 +65,18 @@ impl IngressState {
         target: &Target,
         application: SocketAddr,
         need: Need,
-    ) -> Result<(Lease, Way), Refusal> {
-        self.shared.connect(target, application, need).await
+    ) -> Result<Ride<'_>, Refusal> {
+        self.shared.carrier.connect(target, application, need).await
+    }
+
+    /// Takes no further requests, and lets those under way and upgraded connections end for so long. Returns what was cut.
+    pub async fn drain(&self, grace: Duration) -> Counts {
+        self.shared.carrier.drain(grace).await
     }
 
     /// Cuts what goes to a removed sandbox. To be called before its address can be given to another.
     pub fn forget(&self, address: IpAddr) {
-        self.shared.ways.forget(address);
-        self.shared.forwarder.forget(address);
+        self.shared.carrier.forget(address);
     }
 }
 
@@ -122,29 +136,18 @@ impl Shared {
         if !whole_handshake(request.headers()) {
             return Err(Refusal::Handshake);
         }
+        let woken;
+        let target = if wants_awake(target, request.headers()) {
+            woken = self.wakes.awake(&*self.lookup, route.id).await?;
+            &woken
+        } else {
+            target
+        };
         if !skips_renewal(request.headers()) {
             self.lookup.used(route.id);
         }
         let application = SocketAddr::new(address(target.reach)?, route.port);
         self.exchange(&route, uri.query(), (target, grounds), application, request).await
-    }
-
-    /// To the port itself, or to whatever leads to it.
-    async fn connect(
-        &self,
-        target: &Target,
-        application: SocketAddr,
-        need: Need,
-    ) -> Result<(Lease, Way), Refusal> {
-        let Some(mapped) = target.mapped else {
-            return Ok(self.ways.connect(&self.forwarder, application, need).await?);
-        };
-        let (port, way) = mapped.door(application.port());
-        if port == 0 {
-            return Err(Refusal::Unmapped);
-        }
-        let door = SocketAddr::new(application.ip(), port);
-        Ok((ways::open(&self.forwarder, door, need).await?, way))
     }
 
     async fn exchange(
@@ -153,24 +156,18 @@ impl Shared {
         query: Option<&str>,
         (target, grounds): (&Target, Grounds),
         application: SocketAddr,
-        mut request: Request,
+        request: Request,
     ) -> Result<Response<ResponseBody>, Refusal> {
         let need = if requested_upgrade(request.headers()).is_some() { Need::Own } else { Need::Shared };
-        let (lease, way) = self.connect(target, application, need).await?;
+        let ride = self.carrier.connect(target, application, need).await?;
         let observed = Observed::of(request.headers(), request.extensions());
-        let edits = edits::request(request.headers(), &observed, (target, grounds), (application, way));
-        *request.uri_mut() = Uri::from(match way {
+        let edits =
+            edits::request(request.headers(), &observed, (target, grounds), (application, ride.way()));
+        let to = match ride.way() {
             Way::Direct => route.direct(query)?,
             Way::Agent => route.through_agent(query)?,
-        });
-        let mut response = match need {
-            Need::Own => lease.upgrade(request, edits).await?,
-            Need::Shared => lease.forward(request, edits).await?,
         };
-        if way == Way::Agent && nothing_inside(&response) {
-            self.ways.forget_port(application);
-            return Err(Refusal::Unreachable);
-        }
+        let mut response = ride.exchange(request, to, edits).await?;
         edits::response(response.headers_mut(), route, self.settings.eip.as_deref());
         Ok(response)
     }
@@ -186,15 +183,12 @@ pub(super) fn address(reach: Reach) -> Result<IpAddr, Refusal> {
     }
 }
 
+/// Whether a request resumes its sandbox. One that does not count as use of it, such as a probe's, leaves it asleep.
+pub(crate) fn wants_awake(target: &Target, headers: &HeaderMap) -> bool {
+    target.wakes && matches!(target.reach, Reach::Paused(_)) && !skips_renewal(headers)
+}
+
 /// Whether a request asks not to count as use of its sandbox.
 pub(crate) fn skips_renewal(headers: &HeaderMap) -> bool {
     headers.get(ACCESS_RENEW).is_some_and(|value| value == "skip")
-}
-
-/// The agent's own word for a port on which nothing listens: a 502 with the text `Bad Gateway`.
-fn nothing_inside<B>(response: &Response<B>) -> bool {
-    let headers = response.headers();
-    response.status() == StatusCode::BAD_GATEWAY
-        && headers.get(CONTENT_LENGTH).is_some_and(|length| length == "11")
-        && headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"))
 }

@@ -399,6 +399,25 @@ async fn policies_are_the_enforcers_business() {
     }
 }
 
+#[tokio::test]
+async fn what_is_for_an_enforcer_that_is_away_goes_to_nobody_else() {
+    let address = IpAddr::from([127, 77, 0, 9]);
+    serve((address, AGENT_PORT), mirror("agent")).await;
+    let with = Target { egress_token: Some("egress-token".to_owned()), ..at(Reach::Addressable(address)) };
+    let without = at(Reach::Addressable(address));
+    let targets = HashMap::from([("with", with.clone()), ("without", without)]);
+    let known = Arc::new(Known { targets, ..Known::default() });
+    let state = IngressState::new(known, Forwarder::new(Limits::default()), closed());
+    for (id, status) in [("with", 502), ("without", 200)] {
+        let path = format!("/sandboxes/{id}/proxy/18080/credential-vault");
+        let request = Request::builder().method("POST").uri(path).header(API_KEY, "server-key");
+        let answer = proxy_handler(state.clone(), request.body(axum::body::Body::empty()).unwrap()).await;
+        assert_eq!(answer.status().as_u16(), status, "{id}");
+    }
+    let asked = PolicyRequest { method: http::Method::GET, query: None, body: "".into() };
+    assert_eq!(state.policy("with", &with, asked).await.unwrap_err(), Refusal::Unreachable);
+}
+
 /// Knows nothing, because its runtime is away.
 struct Blind;
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use sandglass_proxy::{ConnectError, Forwarder, Lease};
 
-use super::edits::Way;
+use super::carrier::Way;
 use super::lookup::Mapped;
 use super::{AGENT_PORT, EGRESS_PORT, HTTP_PORT};
 
@@ -20,13 +20,13 @@ const CROWDED: usize = 1024;
 
 /// What kind of connection a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
+pub(crate) enum Need {
     Shared,
     Own,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Ways {
+pub(crate) struct Ways {
     through_agent: Mutex<HashMap<SocketAddr, Instant>>,
 }
 

@@ -13,7 +13,7 @@
 mod book;
 mod message;
 mod redis;
-mod resp;
+pub(crate) mod resp;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -35,7 +35,7 @@ use crate::{
 use book::{Book, Ended};
 use message::{Message, Unfit};
 
-pub use resp::AddressError;
+pub use resp::{Address as RedisAddress, AddressError};
 
 /// Attempts that wait; further ones are dropped, and the next request tries again.
 const WAITING: usize = 1024;

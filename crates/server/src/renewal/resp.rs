@@ -1,4 +1,4 @@
-//! As much of the Redis protocol (RESP2) as a consumer of one list needs.
+//! As much of the Redis protocol (RESP2) as a consumer and a producer of one list need.
 //!
 //! Own code rather than a client library: one blocking command on a connection of its own. Nothing that the other side sends can make
 //! this hold more than [`LONGEST`] bytes or wait for longer than it was told.
@@ -21,21 +21,21 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Why an address is none.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    #[error("renew_intent.redis.dsn is not a URL")]
+    #[error("the address of Redis is not a URL")]
     Url,
-    #[error("renew_intent.redis.dsn has an unknown scheme; use redis://, rediss:// or unix://")]
+    #[error("the address of Redis has an unknown scheme; use redis://, rediss:// or unix://")]
     Scheme,
-    #[error("renew_intent.redis.dsn names no host or path")]
+    #[error("the address of Redis names no host or path")]
     Place,
-    #[error("renew_intent.redis.dsn names a database that is not a number")]
+    #[error("the address of Redis names a database that is not a number")]
     Database,
-    #[error("TLS for renew_intent.redis cannot be set up")]
+    #[error("TLS to Redis cannot be set up")]
     Tls(#[source] rustls::Error),
 }
 
 /// Why a connection is of no more use.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum WireError {
+pub(crate) enum WireError {
     #[error("cannot connect")]
     Connect(#[source] io::Error),
     #[error("the connection broke")]
@@ -57,7 +57,7 @@ enum Place {
 
 /// Where Redis is and what it asks for.
 #[derive(Clone)]
-pub(super) struct Address {
+pub struct Address {
     place: Place,
     user: Option<String>,
     password: Option<String>,
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Address {
 
 impl Address {
     /// `redis://[[user]:password@]host[:port][/database]`, `rediss://` for TLS, `unix:///path`; each with `?db=…&username=…&password=…`.
-    pub(super) fn parse(dsn: &str) -> Result<Self, AddressError> {
+    pub fn parse(dsn: &str) -> Result<Self, AddressError> {
         let url = reqwest::Url::parse(dsn.trim()).map_err(|_| AddressError::Url)?;
         let place = match url.scheme() {
             "unix" | "redis+unix" => {
@@ -108,7 +108,7 @@ impl Address {
     }
 
     /// A connection that is ready for commands.
-    pub(super) async fn connect(&self) -> Result<Connection, WireError> {
+    pub(crate) async fn connect(&self) -> Result<Connection, WireError> {
         let open = tokio::time::timeout(CONNECT, self.open()).await.map_err(|_| WireError::Timeout)?;
         let mut connection = Connection { stream: BufReader::new(open.map_err(WireError::Connect)?) };
         match (&self.user, &self.password) {
@@ -151,7 +151,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// What was taken from the list.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Popped {
+pub(crate) enum Popped {
     Value(Vec<u8>),
     /// There was one, but it was too long to be kept.
     TooLong,
@@ -169,13 +169,13 @@ enum Reply {
 }
 
 /// One connection. After an error it must be dropped.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: BufReader<Box<dyn Stream>>,
 }
 
 impl Connection {
     /// `BRPOP`: takes the oldest value, waiting for at most `seconds`.
-    pub(super) async fn pop(&mut self, key: &str, seconds: u32) -> Result<Popped, WireError> {
+    pub(crate) async fn pop(&mut self, key: &str, seconds: u32) -> Result<Popped, WireError> {
         let limit = Duration::from_secs(u64::from(seconds)) + PATIENCE;
         let timeout = seconds.to_string();
         let reply = async {
@@ -195,14 +195,21 @@ impl Connection {
         tokio::time::timeout(limit, reply).await.map_err(|_| WireError::Timeout)?
     }
 
-    /// A command that is answered with `OK` or an error.
+    /// A command that is answered with `OK`, a number or an error.
     async fn demand(&mut self, words: &[&str]) -> Result<(), WireError> {
+        self.demand_all(&[words]).await
+    }
+
+    /// Several of them in one round trip.
+    pub(crate) async fn demand_all(&mut self, commands: &[&[&str]]) -> Result<(), WireError> {
         let reply = async {
-            self.write(words).await?;
-            match self.read().await? {
-                Reply::Line(_) => Ok(()),
-                _ => Err(WireError::Protocol),
+            for command in commands {
+                self.write(command).await?;
             }
+            for _ in commands {
+                let Reply::Line(_) = self.read().await? else { return Err(WireError::Protocol) };
+            }
+            Ok(())
         };
         tokio::time::timeout(PATIENCE, reply).await.map_err(|_| WireError::Timeout)?
     }
@@ -308,6 +315,15 @@ mod tests {
         assert_eq!(connection.pop("k", 1).await.unwrap(), Popped::Nothing);
         assert_eq!(connection.pop("k", 1).await.unwrap(), Popped::Value(Vec::new()));
         assert!(matches!(connection.pop("k", 1).await, Err(WireError::Io(_))));
+    }
+
+    #[tokio::test]
+    async fn several_commands_go_in_one_round_trip() {
+        let commands: &[&[&str]] = &[&["LPUSH", "k", "v"], &["LTRIM", "k", "0", "9"]];
+        assert!(over(b":1\r\n+OK\r\n").demand_all(commands).await.is_ok());
+        let refused = over(b":1\r\n-OOM\r\n").demand_all(commands).await;
+        assert!(matches!(refused, Err(WireError::Refused(text)) if text == "OOM"));
+        assert!(matches!(over(b":1\r\n").demand_all(commands).await, Err(WireError::Io(_))));
     }
 
     #[tokio::test]

@@ -1,11 +1,15 @@
-//! `mount_setattr`, which rustix lacks: read-only clones and id-mapped mounts.
+//! Mounts by descriptor: `mount_setattr`, which rustix lacks, for read-only clones and id-mapped mounts; attaching.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
+
+use rustix::mount::{MoveMountFlags, move_mount};
 
 pub const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
 pub const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
+pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
 
 /// Whether mounts below are changed too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,4 +44,13 @@ pub fn set_attributes(
         )
     };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Attaches a detached mount at `path` below `at`, or at `at` itself when the path is empty.
+pub fn attach(mount: BorrowedFd<'_>, at: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let mut flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    if path.as_os_str().is_empty() {
+        flags |= MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    }
+    Ok(move_mount(mount, "", at, path, flags)?)
 }

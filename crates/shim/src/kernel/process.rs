@@ -77,6 +77,18 @@ pub fn clone_child(namespaces: libc::c_int, cgroup: Option<BorrowedFd<'_>>) -> i
     }
 }
 
+/// Forks a child of our own parent, to which its end is told as ours would be.
+pub fn clone_sibling() -> io::Result<Side<Pid>> {
+    let args = CloneArgs { flags: libc::CLONE_PARENT as u64, ..CloneArgs::default() };
+    // SAFETY: without CLONE_VM this is a fork of a single-threaded process; `args` outlives the call.
+    let result = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
+    match result {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Side::Child),
+        pid => Ok(Side::Parent(Pid::from_raw(pid as i32).expect("clone3 returns a positive pid"))),
+    }
+}
+
 /// Leaves namespaces (`CLONE_NEW*` flags) for fresh ones.
 pub fn unshare(namespaces: libc::c_int) -> io::Result<()> {
     // SAFETY: only CLONE_NEW* flags are passed, which change no memory and close no descriptor.

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2};
@@ -63,6 +63,13 @@ impl<'a> Ground<'a> {
         fs::write(&place, content)?;
         fs::set_permissions(&place, fs::Permissions::from_mode(0o644))?;
         chown(&place, Some(self.ids.base), Some(self.ids.base))
+    }
+
+    pub fn link(&self, path: &Path, to: &str) -> io::Result<()> {
+        let parent = self.directory(path.parent().unwrap_or(Path::new("")))?;
+        let place = parent.join(path.file_name().unwrap_or_default());
+        symlink(to, &place)?;
+        lchown(&place, Some(self.ids.base), Some(self.ids.base))
     }
 
     /// The directory that the image has there, if it is one. Hidden ones of deeper layers may be found too,
@@ -133,8 +140,6 @@ pub fn open_host(path: &Path) -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
     use super::*;
 
     #[test]

@@ -7,6 +7,9 @@
 //! child                                            enters cgroup, loopback, listener     ─►mounts, pivot ─►eth0, caps, seccomp, exec
 //! ```
 //!
+//! With an egress policy the links and the enforcer come before the overlay, so that the enforcer starts meanwhile; the
+//! box gets its interface when it enforces.
+//!
 //! Owned here: the order of steps. Not here: undoing them, which is [`crate::remains`]'s, from whatever was recorded.
 //! Invariant: a resource is recorded in `Remains` as soon as it is ours, before the next step that may fail.
 
@@ -30,6 +33,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::cgroup::{Cgroup, Entry};
 use crate::directory::{BoxDir, start_ticks};
+use crate::egress::{Enforcer, Told};
 use crate::host::Host;
 use crate::kernel::mounts::{NOSUID, RDONLY, Reach, set_attributes};
 use crate::kernel::process::{Side, clone_child, unshare};
@@ -63,11 +67,17 @@ impl<T, E: Display> During<T> for Result<T, E> {
 }
 
 /// The shim's ends of what connects it to the agent.
-#[derive(Debug)]
 pub struct Launched {
     pub stdout: OwnedFd,
     pub stderr: OwnedFd,
     pub status: OwnedFd,
+    pub egress: Option<Enforced>,
+}
+
+/// An enforcer that enforces, and what it has said on the way.
+pub struct Enforced {
+    pub enforcer: Enforcer,
+    pub told: Vec<Told>,
 }
 
 /// Microseconds since the start of the shim at the end of each step.
@@ -156,8 +166,8 @@ pub fn launch(
     remains.init = Some(Init { pid, start_ticks: start_ticks(pid), pidfd: cloned.pidfd });
     timings.mark("clone");
     injected(spec, "process")?;
-    match beside_child(dir, spec, pid, &sync, remains, timings) {
-        Ok(()) => Ok(Launched { stdout, stderr, status }),
+    match beside_child((host, dir, spec), &sync, remains, timings) {
+        Ok(egress) => Ok(Launched { stdout, stderr, status, egress }),
         // The child's own reason is the better one, when it has one.
         Err(failure) => Err(sync.reason().unwrap_or(failure)),
     }
@@ -165,35 +175,56 @@ pub fn launch(
 
 /// What the shim does while the child does its half.
 fn beside_child(
-    dir: &BoxDir,
-    spec: &BoxSpec,
-    pid: i32,
+    (host, dir, spec): (&Host, &BoxDir, &BoxSpec),
     sync: &Sync,
     remains: &mut Remains,
     timings: &mut Timings,
-) -> Result<(), Failure> {
+) -> Result<Option<Enforced>, Failure> {
+    let pid = remains.init.as_ref().map_or(0, |init| init.pid);
     map_ids(spec, pid).during("process")?;
     sync.tell(sync::Step::Mapped).during("process")?;
     let userns = File::open(format!("/proc/{pid}/ns/user")).during("process")?;
     timings.mark("maps");
+    let enforcer = match &spec.egress {
+        Some(_) => {
+            sync.until_ready(timings)?;
+            let enforcer = Enforcer::make(host, dir, spec, remains, timings)?;
+            injected(spec, "egress")?;
+            Some(enforcer)
+        }
+        None => None,
+    };
     rootfs::build(dir, spec, userns.as_fd(), remains).during("rootfs")?;
     injected(spec, "rootfs")?;
     sync.tell(sync::Step::Rooted).during("process")?;
     timings.mark("rootfs");
-    if let Some(network) = &spec.network {
-        sync.until_ready(timings)?;
-        link::attach(network, pid).during("network")?;
-        // Not before: a name that was taken belongs to somebody else, who must keep it.
-        remains.host_interface = Some(network.host_interface.clone());
-        sync.tell(sync::Step::Linked).during("process")?;
-        timings.mark("veth");
-        link::open_host_side(network).during("network")?;
+    let egress = match (enforcer, &spec.network) {
+        (Some(mut enforcer), _) => {
+            let told = enforcer.await_ready(spec, remains)?;
+            timings.mark("egress-ready");
+            sync.tell(sync::Step::Linked).during("process")?;
+            Some(Enforced { enforcer, told })
+        }
+        (None, Some(network)) => {
+            sync.until_ready(timings)?;
+            link::attach(network, pid).during("network")?;
+            // Not before: a name that was taken belongs to somebody else, who must keep it.
+            remains.host_interface = Some(network.host_interface.clone());
+            sync.tell(sync::Step::Linked).during("process")?;
+            timings.mark("veth");
+            link::open_host_side(network).during("network")?;
+            None
+        }
+        (None, None) => None,
+    };
+    if spec.network.is_some() {
         injected(spec, "network")?;
     }
     timings.mark("network");
     sync.until_exec(timings)?;
     timings.mark("exec");
-    injected(spec, "exec")
+    injected(spec, "exec")?;
+    Ok(egress)
 }
 
 /// Fails on purpose when a test asked for it; only in builds with debug assertions.

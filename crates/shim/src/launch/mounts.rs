@@ -16,8 +16,7 @@ use rustix::mount::{MountFlags, OpenTreeFlags, UnmountFlags, mount, mount_remoun
 use rustix::process::{fchdir, pivot_root};
 
 use super::Plan;
-use super::overlay::attach;
-use crate::kernel::mounts::{RDONLY, Reach, set_attributes};
+use crate::kernel::mounts::{RDONLY, Reach, attach, set_attributes};
 
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 

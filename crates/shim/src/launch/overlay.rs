@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount, move_mount, open_tree,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen, mount, open_tree,
 };
 
-use crate::kernel::mounts::{NODEV, RDONLY, Reach, set_attributes};
+use crate::kernel::mounts::{NODEV, RDONLY, Reach, attach, set_attributes};
 
 /// One overlay to be.
 #[derive(Debug)]
@@ -115,15 +115,6 @@ fn create_with_option_string(overlay: &Overlay<'_>) -> io::Result<OwnedFd> {
     let clone = open_tree(CWD, overlay.upper, flags)?;
     rustix::mount::unmount(overlay.upper, rustix::mount::UnmountFlags::DETACH)?;
     Ok(clone)
-}
-
-/// Attaches a detached mount at `path` below `at`, or at `at` itself when the path is empty.
-pub fn attach(mount: BorrowedFd<'_>, at: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
-    let mut flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    if path.as_os_str().is_empty() {
-        flags |= MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    }
-    Ok(move_mount(mount, "", at, path, flags)?)
 }
 
 fn escaped(path: &Path) -> String {

@@ -15,11 +15,18 @@ use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
 use super::etc::{self, AGENT, Ground, open_host, open_inside};
-use super::overlay::{self, Overlay, attach};
+use super::overlay::{self, Overlay};
 use crate::directory::BoxDir;
-use crate::kernel::mounts::{NODEV, NOSUID, RDONLY, Reach, set_attributes};
+use crate::egress;
+use crate::kernel::mounts::{NODEV, NOEXEC, NOSUID, RDONLY, Reach, attach, set_attributes};
 use crate::remains::Remains;
 use crate::spec::{Bind, BoxSpec, IdRange};
+
+/// Where the box finds the certificate of the authority that intercepts its connections: a link into a directory that
+/// the enforcer writes.
+const AUTHORITY: &str = "opt/opensandbox/mitmproxy-ca-cert.pem";
+const AUTHORITY_TARGET: &str = "authority/mitmproxy-ca-cert.pem";
+const AUTHORITY_DIRECTORY: &str = "/opt/opensandbox/authority";
 
 /// Mount points that images without a system lack.
 const NEEDED: [&str; 4] = ["proc", "sys", "dev", "tmp"];
@@ -56,6 +63,9 @@ pub fn build(dir: &BoxDir, spec: &BoxSpec, userns: BorrowedFd<'_>, remains: &mut
         needed_directory(&merged, name, spec.ids)?;
     }
     mount_agent(&merged, &spec.process.agent)?;
+    if shows_authority(spec) {
+        mount_authority(&merged, dir, spec.ids)?;
+    }
     for volume in &spec.root.volumes {
         mount_volume(&merged, volume, userns, spec.ids).map_err(|error| {
             io::Error::new(error.kind(), format!("volume {}: {error}", volume.target.display()))
@@ -117,19 +127,37 @@ fn plant(spec: &BoxSpec, uppers: &Uppers) -> io::Result<()> {
         grounds.push((graft.target.strip_prefix("/").unwrap_or(&graft.target), ground));
     }
     let put = |path: &Path, content: &str| {
-        let deepest = grounds
-            .iter()
-            .filter(|(at, _)| path.starts_with(at))
-            .max_by_key(|(at, _)| at.components().count());
-        match deepest {
-            Some((at, ground)) => ground.file(path.strip_prefix(at).unwrap_or(path), content),
-            None => Ok(()),
-        }
+        deepest(&grounds, path).map_or(Ok(()), |(ground, path)| ground.file(path, content))
     };
     for (name, content) in etc::files(spec) {
         put(&Path::new("etc").join(name), &content)?;
     }
-    put(Path::new(AGENT), "")
+    put(Path::new(AGENT), "")?;
+    if shows_authority(spec) {
+        let deepest = deepest(&grounds, Path::new(AUTHORITY));
+        deepest.map_or(Ok(()), |(ground, path)| ground.link(path, AUTHORITY_TARGET))?;
+    }
+    Ok(())
+}
+
+/// The ground in which `path` will be seen, and its path there.
+fn deepest<'a, 'p>(grounds: &'a [(&Path, Ground<'a>)], path: &'p Path) -> Option<(&'a Ground<'a>, &'p Path)> {
+    let below = grounds.iter().filter(|(at, _)| path.starts_with(at));
+    let (at, ground) = below.max_by_key(|(at, _)| at.components().count())?;
+    Some((ground, path.strip_prefix(at).unwrap_or(path)))
+}
+
+fn shows_authority(spec: &BoxSpec) -> bool {
+    spec.egress.as_ref().is_some_and(|egress| egress.authority)
+}
+
+/// A directory, so that a certificate that replaces this one is seen, too.
+fn mount_authority(merged: &OwnedFd, dir: &BoxDir, ids: IdRange) -> io::Result<()> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let mount = open_tree(CWD, egress::authority(dir), flags)?;
+    set_attributes(mount.as_fd(), RDONLY | NODEV | NOSUID | NOEXEC, None, Reach::This)?;
+    let target = mount_point(merged, Path::new(AUTHORITY_DIRECTORY), FileType::Directory, ids)?;
+    attach(mount.as_fd(), target.as_fd(), Path::new(""))
 }
 
 fn needed_directory(merged: &OwnedFd, name: &str, ids: IdRange) -> io::Result<()> {

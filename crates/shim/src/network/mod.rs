@@ -1,10 +1,7 @@
-//! Netlink by hand: one veth pair for each box, one nftables table for all of them.
+//! One veth pair for each box, one nftables table for all of them.
 //!
-//! No program of the host (`ip`, `nft`) is needed at run time. [`netlink`] is the socket and the encoding, [`route`]
-//! the few rtnetlink requests, [`nftables`] the few nfnetlink ones, [`link`] what a box's interface consists of.
+//! [`nftables`] is that table, [`link`] what a box's interface consists of. No program of the host (`ip`, `nft`) is
+//! needed at run time.
 
 pub mod link;
-pub mod netlink;
-mod nft_attributes;
 pub mod nftables;
-pub mod route;

@@ -7,6 +7,7 @@
 
 mod connections;
 mod console;
+mod egress;
 mod expiry;
 mod mishaps;
 mod turn;
@@ -22,6 +23,7 @@ use rustix::process::{Signal, WaitIdStatus};
 use serde_json::{Value, json};
 
 use crate::directory::{BoxDir, ShimLock, now_ms, start_ticks};
+use crate::egress::Enforcer;
 use crate::host::Host;
 use crate::launch::{Failure, Launched, Timings, launch};
 use crate::protocol::{self, CreateReport, Notice};
@@ -47,6 +49,7 @@ pub fn run(host: Result<&Host, String>, dir: &Path, mut report: UnixStream) -> i
             shim.console = Some(Console::new(&shim.dir, launched.stdout, launched.stderr));
             // The agent starts meanwhile.
             shim.event("created", "the agent was executed", json!({}));
+            shim.enforced(launched.egress);
             shim.serve()
         }
         Err(failure) => {
@@ -99,6 +102,8 @@ struct Shim {
     words: Option<Words>,
     /// What it said.
     not_started: Option<Failure>,
+    /// Keeps the egress policy in force, where there is one.
+    enforcer: Option<Enforcer>,
     removing: Option<Removing>,
     /// Given up early only by a create that failed.
     lock: Option<ShimLock>,
@@ -121,18 +126,7 @@ fn begin(
     let host = host.map_err(|error| Failure::new("host", error))?;
     let spec = dir.spec().map_err(failed("spec"))?;
     let facts = dir.facts().map_err(failed("spec"))?;
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
-    let state = BoxState {
-        phase: Phase::Creating,
-        paused: false,
-        init_pid: None,
-        init_start_ticks: None,
-        shim_pid: pid,
-        shim_start_ticks: start_ticks(pid).unwrap_or(0),
-        boot_id: host.boot_id.clone(),
-        started_at_ms: None,
-        exit: None,
-    };
+    let state = first_state(host);
     dir.write_state(&state).map_err(failed("directory"))?;
     let listener = connections::listen(dir).map_err(failed("directory"))?;
     let expiry = Expiry::new().map_err(failed("directory"))?;
@@ -152,6 +146,7 @@ fn begin(
         starting: None,
         words: None,
         not_started: None,
+        enforcer: None,
         removing: None,
         lock: Some(lock),
     };
@@ -163,6 +158,22 @@ fn begin(
             Ok((shim, launched))
         }
         Err(failure) => Err(shim.undo(failure, ExitCause::CreateFailed)),
+    }
+}
+
+fn first_state(host: &Host) -> BoxState {
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    BoxState {
+        phase: Phase::Creating,
+        paused: false,
+        init_pid: None,
+        init_start_ticks: None,
+        shim_pid: pid,
+        shim_start_ticks: start_ticks(pid).unwrap_or(0),
+        boot_id: host.boot_id.clone(),
+        started_at_ms: None,
+        exit: None,
+        enforcer: None,
     }
 }
 
@@ -308,7 +319,11 @@ impl Shim {
     fn clear_remains(&mut self) -> Result<(), crate::remains::Stuck> {
         // Its descriptors belong to the group, whose end would make them ready for ever.
         self.watch = None;
-        self.remains.clear()
+        let cleared = self.remains.clear();
+        // The namespace goes with the last handle, after everything that was in it.
+        self.enforcer = None;
+        self.state.enforcer = None;
+        cleared
     }
 
     fn note_exit(&mut self, exit: ExitRecord) {

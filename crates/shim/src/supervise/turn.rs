@@ -19,6 +19,8 @@ enum Source {
     Expiry,
     Mishap,
     Console,
+    EnforcerEnd,
+    EnforcerWords,
 }
 
 impl Shim {
@@ -68,6 +70,16 @@ impl Shim {
                 fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
             }
         }
+        if let Some(program) = &self.remains.egress_program {
+            sources.push(Source::EnforcerEnd);
+            fds.push(PollFd::new(&program.pidfd, PollFlags::IN));
+        }
+        if let Some(enforcer) = &self.enforcer {
+            for fd in [enforcer.words.readable(), enforcer.log.readable()].into_iter().flatten() {
+                sources.push(Source::EnforcerWords);
+                fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            }
+        }
         if let Some(watch) = &self.watch {
             for (fd, flags) in watch.interest() {
                 sources.push(Source::Mishap);
@@ -103,6 +115,8 @@ impl Shim {
                 self.arm_expiry();
             }
             Source::Mishap => self.report_mishaps(),
+            Source::EnforcerEnd => self.enforcer_ended(),
+            Source::EnforcerWords => self.enforcer_said(),
             Source::Console => {
                 if let Some(console) = &mut self.console {
                     console.pump();
@@ -118,6 +132,7 @@ impl Shim {
             self.removing.as_ref().map(|removing| removing.kill_at),
             self.console.as_ref().and_then(super::Console::retry_at),
             self.watch.as_ref().and_then(super::Watch::retry_at),
+            self.enforcer.as_ref().and_then(|enforcer| enforcer.restart_at),
         ]
         .into_iter()
         .flatten()
@@ -142,6 +157,9 @@ impl Shim {
         }
         if passed(self.watch.as_ref().and_then(super::Watch::retry_at)) {
             self.report_mishaps();
+        }
+        if passed(self.enforcer.as_ref().and_then(|enforcer| enforcer.restart_at)) {
+            self.restart_enforcer();
         }
         Next::Continue
     }

@@ -1,11 +1,11 @@
 //! Out, but not to the host and not to each other.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use sandglass_shim::host_network;
 
-use crate::stage::{eventually, skip, stage};
+use crate::stage::{Outside, eventually, skip, stage};
 
 /// Whether the box can open a TCP connection.
 fn reaches(boxed: &crate::stage::TestBox, address: &str, port: u16) -> bool {
@@ -78,54 +78,6 @@ fn a_box_without_network_has_only_itself() {
     assert!(log.contains("stdout lo") && !log.contains("eth0"), "{log}");
 }
 
-/// A network namespace that plays the rest of the world.
-struct Outside {
-    name: String,
-    server: Option<Child>,
-}
-
-impl Outside {
-    const HOST: &str = "198.51.100.1";
-    const THERE: &str = "198.51.100.2";
-
-    fn set_up(world: &std::path::Path) -> Self {
-        let name = format!("sgtout{}", std::process::id());
-        let ip = |line: &str| {
-            let status = Command::new("ip").args(line.split(' ')).status().unwrap();
-            assert!(status.success(), "ip {line}");
-        };
-        let near = format!("sgo{}", std::process::id());
-        let mut outside = Self { name: name.clone(), server: None };
-        ip(&format!("netns add {name}"));
-        ip(&format!("link add {near} type veth peer name far netns {name}"));
-        ip(&format!("addr add {}/30 dev {near}", Self::HOST));
-        ip(&format!("link set {near} up"));
-        ip(&format!("-n {name} addr add {}/30 dev far", Self::THERE));
-        ip(&format!("-n {name} link set far up"));
-        ip(&format!("-n {name} link set lo up"));
-        let server = Command::new("ip")
-            .args(["netns", "exec", &name, "busybox", "httpd", "-f", "-p", "9000", "-h"])
-            .arg(world)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        outside.server = Some(server);
-        outside
-    }
-}
-
-impl Drop for Outside {
-    fn drop(&mut self) {
-        if let Some(server) = &mut self.server {
-            let _ = server.kill();
-            let _ = server.wait();
-        }
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
-    }
-}
-
 #[test]
 fn the_world_is_reached_by_translation_and_reaches_nothing() {
     let stage = stage();
@@ -133,25 +85,25 @@ fn the_world_is_reached_by_translation_and_reaches_nothing() {
     let world = stage.home.join("world");
     std::fs::create_dir_all(&world).unwrap();
     std::fs::write(world.join("hello"), "from the world").unwrap();
-    let outside = Outside::set_up(&world);
+    let outside = Outside::set_up("net", 0, &world);
     eventually("the box reaches the outside", || {
         // Not wget: the static busybox of some distributions crashes in it.
-        let ask = format!("printf 'GET /hello HTTP/1.0\\r\\n\\r\\n' | nc -w 2 {} 9000", Outside::THERE);
+        let ask = format!("printf 'GET /hello HTTP/1.0\\r\\n\\r\\n' | nc -w 2 {} 9000", Outside::there(0));
         boxed.run(&ask).0.contains("from the world")
     });
     // The outside has no route to the box's network, so an answer proves the translation. Given a route, it is
     // still refused.
     let ip = |line: String| Command::new("ip").args(line.split(' ')).status().unwrap();
     assert!(
-        ip(format!("-n {} route add {}/32 via {}", outside.name, boxed.address(), Outside::HOST)).success()
+        ip(format!("-n {} route add {}/32 via {}", outside.name, boxed.address(), Outside::here(0)))
+            .success()
     );
     let attempt =
         format!("netns exec {} busybox nc -w 1 {} {}", outside.name, boxed.address(), crate::stage::PORT);
     assert!(!ip(attempt).success(), "the outside reaches the box");
     // Link-local addresses hold the metadata services of clouds.
     assert!(ip(format!("-n {} addr add 169.254.169.254/32 dev far", outside.name)).success());
-    let near = format!("sgo{}", std::process::id());
-    assert!(ip(format!("route add 169.254.169.254/32 dev {near}")).success());
+    assert!(ip(format!("route add 169.254.169.254/32 dev {}", outside.near)).success());
     assert!(!reaches(&boxed, "169.254.169.254", 9000));
 }
 

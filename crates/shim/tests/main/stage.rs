@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -89,6 +89,7 @@ impl Stage {
                 dns: vec!["192.0.2.53".parse().unwrap()],
                 search: vec!["example.test".into()],
             }),
+            egress: None,
             ids: IDS,
             limits: Limits::default(),
             process: ProcessSpec {
@@ -253,15 +254,14 @@ pub fn traces(spec: &BoxSpec, dir: &Path) -> Vec<String> {
             found.push(format!("mounts seen by {} ({})", path.display(), read("comm").trim()));
         }
     }
-    for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
-        let group = hierarchy.path().join("sandglass").join(&spec.id);
-        if group.exists() {
-            found.push(format!("control group {}", group.display()));
+    let hierarchies = fs::read_dir("/sys/fs/cgroup").unwrap().flatten().map(|entry| entry.path());
+    for hierarchy in hierarchies.chain(["/sys/fs/cgroup".into()]) {
+        for id in [spec.id.clone(), format!("{}.egress", spec.id)] {
+            let group = hierarchy.join("sandglass").join(id);
+            if group.exists() {
+                found.push(format!("control group {}", group.display()));
+            }
         }
-    }
-    let v2 = Path::new("/sys/fs/cgroup/sandglass").join(&spec.id);
-    if v2.exists() {
-        found.push(format!("control group {}", v2.display()));
     }
     if let Some(network) = &spec.network {
         if Path::new("/sys/class/net").join(&network.host_interface).exists() {
@@ -288,27 +288,35 @@ pub fn skip(why: &str) {
     eprintln!("SKIPPED: {why}");
 }
 
-/// The stand-in agent, compiled once for each change of its source.
+/// The stand-in agent.
 pub fn agent() -> &'static Path {
     static AGENT: OnceLock<PathBuf> = OnceLock::new();
-    AGENT.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stub/agent.c");
-        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stub-agent");
-        let newer = |a: &Path, b: &Path| {
-            Some(a.metadata().ok()?.modified().ok()? > b.metadata().ok()?.modified().ok()?)
-        };
-        if newer(&out, &source) != Some(true) {
-            let aside = out.with_extension(std::process::id().to_string());
-            let status = Command::new("gcc")
-                .args(["-static", "-O1", "-o"])
-                .args([&aside, &source])
-                .status()
-                .expect("gcc is needed for the stand-in agent: install the package `gcc`");
-            assert!(status.success(), "the stand-in agent does not compile");
-            fs::rename(&aside, &out).unwrap();
-        }
-        out
-    })
+    AGENT.get_or_init(|| compiled("agent"))
+}
+
+/// The stand-in for the egress enforcer.
+pub fn enforcer() -> &'static Path {
+    static ENFORCER: OnceLock<PathBuf> = OnceLock::new();
+    ENFORCER.get_or_init(|| compiled("egress"))
+}
+
+/// A static program, compiled once for each change of its source.
+fn compiled(name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/stub/{name}.c"));
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stub-{name}"));
+    let newer =
+        |a: &Path, b: &Path| Some(a.metadata().ok()?.modified().ok()? > b.metadata().ok()?.modified().ok()?);
+    if newer(&out, &source) != Some(true) {
+        let aside = out.with_extension(std::process::id().to_string());
+        let status = Command::new("gcc")
+            .args(["-static", "-O1", "-o"])
+            .args([&aside, &source])
+            .status()
+            .expect("gcc is needed for the stand-ins: install the package `gcc`");
+        assert!(status.success(), "the stand-in {name} does not compile");
+        fs::rename(&aside, &out).unwrap();
+    }
+    out
 }
 
 /// A small system of nothing but busybox.
@@ -331,4 +339,60 @@ pub fn lay_out_busybox(root: &Path) {
     // Programs that take root by their mode bits must stay what they are.
     fs::copy(agent(), root.join("usr/bin/suid")).unwrap();
     fs::set_permissions(root.join("usr/bin/suid"), fs::Permissions::from_mode(0o4755)).unwrap();
+}
+
+/// A network namespace that plays the rest of the world, with a web server on port 9000.
+pub struct Outside {
+    pub name: String,
+    /// The host's end of the way there.
+    pub near: String,
+    server: Option<Child>,
+}
+
+impl Outside {
+    /// The host's address, of the `block` of four that starts there.
+    pub fn here(block: u8) -> Ipv4Addr {
+        Ipv4Addr::new(198, 51, 100, block + 1)
+    }
+
+    pub fn there(block: u8) -> Ipv4Addr {
+        Ipv4Addr::new(198, 51, 100, block + 2)
+    }
+
+    pub fn set_up(kind: &str, block: u8, world: &Path) -> Self {
+        let name = format!("sgt{kind}{}", std::process::id());
+        let near = format!("{kind}{}", std::process::id());
+        let ip = |line: &str| {
+            let status = Command::new("ip").args(line.split(' ')).status().unwrap();
+            assert!(status.success(), "ip {line}");
+        };
+        let mut outside = Self { name: name.clone(), near: near.clone(), server: None };
+        ip(&format!("netns add {name}"));
+        ip(&format!("link add {near} type veth peer name far netns {name}"));
+        ip(&format!("addr add {}/30 dev {near}", Self::here(block)));
+        ip(&format!("link set {near} up"));
+        ip(&format!("-n {name} addr add {}/30 dev far", Self::there(block)));
+        ip(&format!("-n {name} link set far up"));
+        ip(&format!("-n {name} link set lo up"));
+        let server = Command::new("ip")
+            .args(["netns", "exec", &name, "busybox", "httpd", "-f", "-p", "9000", "-h"])
+            .arg(world)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        outside.server = Some(server);
+        outside
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+    }
 }

@@ -86,6 +86,10 @@ api_key = "k"
 eip = "https://x.example/base"
 max_sandbox_timeout_seconds = 60
 timeout_keep_alive = 31
+tls_cert = "/etc/sandglass/cert.pem"
+tls_key = "/etc/sandglass/key.pem"
+tls_redirect_port = 8081
+hsts_max_age_seconds = 3600
 limit_concurrency = 7
 timeout_graceful_shutdown = 6
 backlog = 9
@@ -161,12 +165,15 @@ authorization = "Basic hunter2"
 ca_secret_name = "ca"
 [ingress]
 mode = "gateway"
+listen = "[::1]:28888"
+key = "hunter2"
 [ingress.gateway]
 address = "gw.example.com:8443"
 route.mode = "header"
 [ingress.secure_access]
 active_key = "a"
 keys = [{ key_id = "a", key = "aHVudGVyMg" }]
+signature = "short"
 [secure_runtime]
 type = "kata"
 docker_runtime = "kata-runtime"

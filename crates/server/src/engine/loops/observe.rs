@@ -13,7 +13,11 @@ use sandglass_sandbox::{
 };
 use tracing::{info, warn};
 
-use crate::engine::{Engine, history::REMOVED, index::News};
+use crate::engine::{
+    Engine,
+    history::{OF_EGRESS, REMOVED},
+    index::News,
+};
 
 pub(in crate::engine) fn spawn(engine: &Arc<Engine>) {
     let mut events = engine.runtime.watch();
@@ -54,6 +58,10 @@ async fn take(engine: &Arc<Engine>, event: RuntimeEvent) {
         }
         RuntimeEvent::Happened(id, event) => {
             info!(sandbox = %id, kind = event.kind, message = event.message, "box event");
+            if event.kind.starts_with(OF_EGRESS) {
+                // Whoever follows the sandbox wants these when they happen; they are as many as the box's supervisor lets through.
+                engine.note(id, &event.kind, &event.message).await;
+            }
         }
         RuntimeEvent::Lost(error) => engine.lose(error),
         RuntimeEvent::Back => engine.found_again(),
@@ -101,6 +109,7 @@ fn end(status: Option<Status>) -> &'static str {
             "OUT_OF_MEMORY" => "out_of_memory",
             "ENTRYPOINT_FAILED" => "entrypoint_failed",
             "SUPERVISOR_LOST" => "supervisor_lost",
+            "EGRESS_LOST" => "egress_lost",
             _ => "exited_error",
         },
         _ => "exited",

@@ -46,6 +46,7 @@ fn request(f: &mut Findings, value: &Value) -> Option<CreateSandboxRequest> {
         secure_access: f.optional(object, "secureAccess", Findings::boolean).unwrap_or(false),
         volumes: f.optional(object, "volumes", |f, v| f.list(v, 0, volume)),
         extensions: f.optional(object, "extensions", Findings::string_map),
+        wake_on_access: f.optional(object, "wakeOnAccess", Findings::boolean),
     })
 }
 

@@ -50,12 +50,16 @@ const TABLE: &[(&str, &str, Shape)] = &[
     ("out_of_memory", FAILED, Shape::State(None, State::Failed, "OUT_OF_MEMORY")),
     ("entrypoint_failed", FAILED, Shape::State(None, State::Failed, "ENTRYPOINT_FAILED")),
     ("supervisor_lost", FAILED, Shape::State(None, State::Failed, "SUPERVISOR_LOST")),
+    ("egress_lost", FAILED, Shape::State(None, State::Failed, "EGRESS_LOST")),
     ("remove_requested", STATE, Shape::State(None, State::Stopping, "")),
     (REMOVED, TERMINATED, Shape::Value("reason")),
     ("renewed", "sandbox.expiration_changed", Shape::Value("expiresAt")),
     ("metadata_changed", "sandbox.metadata_changed", Shape::List("keys")),
     ("snapshot_started", "snapshot.started", Shape::Snapshot),
     ("snapshot_finished", "snapshot.finished", Shape::Snapshot),
+    ("egress.denied", "egress.denied", Shape::Line),
+    ("egress.injected", "egress.injected", Shape::Line),
+    ("egress.noted", "egress.noted", Shape::Line),
     // Written by earlier versions.
     ("pull", PROGRESS, Shape::Line),
 ];
@@ -188,6 +192,7 @@ mod tests {
             ),
             ("snapshot_started", "id", r#"snapshot.started {"snapshotId":"id"}"#),
             ("box.oom-kill", "m", r#"box.oom_kill {"kind":"oom-kill","message":"m"}"#),
+            ("egress.denied", "m", r#"egress.denied {"kind":"egress.denied","message":"m"}"#),
             ("disk-full", "m", r#"sandbox.warning {"kind":"disk-full","message":"m"}"#),
             (
                 "exited_error",

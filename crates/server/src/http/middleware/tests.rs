@@ -25,7 +25,8 @@ fn stack(key: Option<&str>, cap: Option<usize>) -> Router {
 }
 
 fn counted(key: Option<&str>, cap: Option<usize>, telemetry: Telemetry) -> Router {
-    let door = auth::Door { keys: crate::tenants::Keyring::single(key), open_metrics: false };
+    let keys = crate::tenants::Keyring::single(key);
+    let door = auth::Door { keys, open_metrics: false, ingress_key: None };
     Router::new()
         .route("/health", get(|| async { "up" }))
         .route("/sandboxes", post(|| async { "made" }).get(|| async { "list" }))

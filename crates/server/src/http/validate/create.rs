@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use sandglass_api::lifecycle::{
     CreateSandboxRequest, ENTRYPOINT_EXTENSION, ImageSpec, LifecycleHooks, POOL_REF_EXTENSION,
-    RENEW_ON_ACCESS_EXTENSION, StringMap,
+    RENEW_ON_ACCESS_EXTENSION, StringMap, WAKE_ON_ACCESS_EXTENSION,
 };
 use sandglass_sandbox::{
     SnapshotId, Timestamp,
@@ -49,9 +49,11 @@ const RESTORED_ENTRYPOINT: [&str; 3] = ["tail", "-f", "/dev/null"];
 /// The one check that comes before the snapshot is looked up.
 ///
 /// # Errors
-/// 400 when the request's renewal extension is no number of seconds.
+/// 400 when an extension with a meaning has a value without one.
 pub fn before_snapshot(request: &CreateSandboxRequest) -> ApiResult<()> {
-    request.extensions.as_ref().map_or(Ok(()), renew_extension)
+    let Some(extensions) = &request.extensions else { return Ok(()) };
+    renew_extension(extensions)?;
+    wake_extension(extensions)
 }
 
 /// The snapshot to look up; a template makes the request's other sources meaningless.
@@ -76,7 +78,10 @@ pub fn create(
 ) -> ApiResult<ValidatedCreate> {
     before_snapshot(&request)?;
     bounded(&request)?;
-    let extensions = request.extensions.take().unwrap_or_default();
+    let mut extensions = request.extensions.take().unwrap_or_default();
+    if let Some(wakes) = request.wake_on_access {
+        extensions.insert(WAKE_ON_ACCESS_EXTENSION.to_owned(), wakes.to_string());
+    }
     if restored.is_none() && wanted_snapshot(&request).is_some() {
         return Err(ApiError::new(Code::SnapshotNotFound, "snapshot not found"));
     }
@@ -89,10 +94,10 @@ pub fn create(
     labels::check(&metadata)?;
     let platform = request.platform.take().map(|p| platform(&p.os, &p.arch, rules)).transpose()?;
     let expires_at = expiry(request.timeout, rules.max_timeout, now)?;
-    if request.secure_access && rules.runtime.publishes_ports {
+    if request.secure_access && rules.runtime.shares_ports {
         // Ports of the host lead past the proxy that would ask for the token.
         return Err(ApiError::invalid_parameter(
-            "secureAccess is not available on this runtime, whose ports are published",
+            "secureAccess needs docker.network_mode = \"bridge\": on the host's network every port is open",
         ));
     }
     let policy = policy::check(request.network_policy.take(), proxies_credentials(&request), &rules.runtime)?;
@@ -264,6 +269,15 @@ fn renew_extension(extensions: &BTreeMap<String, String>) -> ApiResult<()> {
         Ok(seconds) if digits && (300..=86_400).contains(&seconds) => Ok(()),
         _ => Err(ApiError::invalid_parameter(format!(
             "extensions[\"{RENEW_ON_ACCESS_EXTENSION}\"] must be a whole number of seconds from 300 to 86400"
+        ))),
+    }
+}
+
+fn wake_extension(extensions: &BTreeMap<String, String>) -> ApiResult<()> {
+    match extensions.get(WAKE_ON_ACCESS_EXTENSION).map(String::as_str) {
+        None | Some("true" | "false") => Ok(()),
+        Some(_) => Err(ApiError::invalid_parameter(format!(
+            "extensions[\"{WAKE_ON_ACCESS_EXTENSION}\"] must be `true` or `false`"
         ))),
     }
 }

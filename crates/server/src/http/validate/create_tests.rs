@@ -36,6 +36,8 @@ fn every_refusal_has_its_documented_code() {
         (json!({"extensions": {"access.renew.extend.seconds": "86401"}}), parameter),
         (json!({"extensions": {"access.renew.extend.seconds": ""}}), parameter),
         (json!({"extensions": {"access.renew.extend.seconds": "5m"}}), parameter),
+        (json!({"extensions": {"access.wake": "yes"}}), parameter),
+        (json!({"extensions": {"access.wake": ""}}), parameter),
         (json!({"image": null, "entrypoint": null, "snapshotId": "s"}), (404, "SNAPSHOT::NOT_FOUND")),
         (json!({"lifecycle": {"preStart": {"command": ["a", "b\u{0}"]}}}), parameter),
         (
@@ -56,8 +58,6 @@ fn every_refusal_has_its_documented_code() {
         (json!({"platform": {"os": "plan9", "arch": "amd64"}}), parameter),
         (json!({"timeout": 86_401}), parameter),
         (json!({"timeout": i64::MAX}), parameter),
-        (json!({"networkPolicy": {"egress": []}}), parameter),
-        (json!({"networkPolicy": {"egress": []}, "credentialProxy": {"enabled": true}}), parameter),
         (json!({"resourceLimits": {"cpu": "0"}}), parameter),
         (json!({"resourceLimits": {"memory": "1.5Gi"}}), parameter),
         (json!({"resourceLimits": {"gpu": "1"}}), parameter),
@@ -206,8 +206,6 @@ fn docker_takes_what_the_embedded_runtime_lacks() {
     )
     .unwrap();
     assert_eq!(seen.spec.platform.as_ref().map(|p| p.arch.as_str()), Some("arm64"));
-    let open = run_with(json!({"secureAccess": true}), None, &docker()).unwrap_err();
-    assert_eq!(open.code, "SANDBOX::INVALID_PARAMETER");
     assert_eq!(seen.spec.env, [("A".to_owned(), "1".to_owned()), ("BASE".to_owned(), "1".to_owned())]);
     let egress = seen.spec.egress.as_ref().unwrap();
     assert_eq!(egress.policy.default_action.as_deref(), Some("deny"));
@@ -217,6 +215,14 @@ fn docker_takes_what_the_embedded_runtime_lacks() {
     assert_eq!(seen.secrets.object_stores["o"].secret, "hunter2");
     assert!(!serde_json::to_string(&seen.spec).unwrap().contains("hunter2"));
     assert!(seen.hosts.is_empty());
+}
+
+#[test]
+fn secure_access_is_refused_only_where_every_port_is_open() {
+    let secure = json!({"secureAccess": true});
+    assert!(run_with(secure.clone(), None, &docker()).unwrap().spec.secure_access);
+    let host = CreateRules::docker(|config| config.docker.network_mode = "host".to_owned());
+    assert_eq!(run_with(secure, None, &host).unwrap_err().code, "SANDBOX::INVALID_PARAMETER");
 }
 
 #[test]

@@ -41,11 +41,10 @@ pub(super) fn check(
             return refused("networkPolicy needs docker.network_mode = \"bridge\", not a network by name");
         }
     }
-    if !policies.has_image {
-        return refused("networkPolicy needs egress.image in the server's configuration");
-    }
-    if credential_proxy && policies.mode != EgressMode::DnsNft {
-        return refused("credentialProxy needs egress.mode = \"dns+nft\" in the server's configuration");
+    if credential_proxy && policies.has_image && policies.mode != EgressMode::DnsNft {
+        return refused(
+            "credentialProxy with egress.image needs egress.mode = \"dns+nft\" in the server's configuration",
+        );
     }
     if policies.gvisor {
         return refused("networkPolicy cannot be enforced in sandboxes that run on gVisor");
@@ -101,7 +100,8 @@ mod tests {
             (|_| {}, false, true),
             (|c| c.docker.network_mode = "host".into(), false, false),
             (|c| c.docker.network_mode = "mine".into(), false, false),
-            (|c| c.egress.image = None, false, false),
+            (|c| c.egress.image = None, false, true),
+            (|c| c.egress.image = None, true, true),
             (|_| {}, true, false),
             (|c| c.egress.mode = EgressMode::DnsNft, true, true),
             (|c| c.secure_runtime.kind = SecureRuntimeKind::Gvisor, false, false),
@@ -112,7 +112,12 @@ mod tests {
             assert_eq!(check(empty(), *credential_proxy, &rules).is_ok(), *accepted, "case {number}");
             assert_eq!(check(None, false, &rules).unwrap(), None, "case {number}");
         }
-        assert!(check(empty(), false, &CreateRules::embedded().runtime).is_err());
+        for credential_proxy in [false, true] {
+            assert!(check(empty(), credential_proxy, &CreateRules::embedded().runtime).is_ok());
+        }
+        let mut none = CreateRules::embedded().runtime;
+        none.policies = None;
+        assert!(check(empty(), false, &none).is_err());
     }
 
     #[test]

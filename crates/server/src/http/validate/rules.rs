@@ -26,8 +26,8 @@ pub struct RuntimeRules {
     /// For messages.
     pub name: &'static str,
     pub capabilities: Capabilities,
-    /// Sandboxes are reached at ports of the host, without the server.
-    pub publishes_ports: bool,
+    /// Every port of a sandbox is a port of the host, without the server.
+    pub shares_ports: bool,
     /// Less than this cannot work.
     pub least_memory: u64,
     pub least_cpu_millis: u64,
@@ -41,12 +41,27 @@ pub struct RuntimeRules {
 #[derive(Clone, Debug)]
 pub struct PolicyRules {
     pub network: Network,
+    /// The operator named an image; without one the server's own enforcer is used, which can do everything.
     pub has_image: bool,
+    /// What the image is told to do.
     pub mode: EgressMode,
-    /// Sandboxes run on gVisor, whose network stack the sidecar cannot filter.
+    /// Sandboxes run on gVisor, whose network stack the enforcer cannot filter.
     pub gvisor: bool,
     /// The sidecar sends everything through a proxy.
     pub upstream_proxy: bool,
+}
+
+impl PolicyRules {
+    /// Of a runtime with an enforcer of its own, which needs no image and always enforces names and addresses.
+    fn own(upstream_proxy: bool) -> Self {
+        Self {
+            network: Network::Bridge,
+            has_image: false,
+            mode: EgressMode::DnsNft,
+            gvisor: false,
+            upstream_proxy,
+        }
+    }
 }
 
 /// Which network containers are in.
@@ -75,13 +90,18 @@ impl CreateRules {
     pub fn of(config: &Config, name: &'static str, capabilities: Capabilities) -> Self {
         let docker = config.runtime.kind == RuntimeKind::Docker;
         let base_env = if docker { config.docker.sandbox_env.clone() } else { Default::default() };
-        let policies = docker.then(|| PolicyRules {
-            network: Network::of(&config.docker.network_mode),
-            has_image: config.egress.image.is_some(),
-            mode: config.egress.mode,
-            gvisor: config.secure_runtime.kind == SecureRuntimeKind::Gvisor,
-            upstream_proxy: config.egress.upstream_proxy.is_some(),
-        });
+        let upstream_proxy = config.egress.upstream_proxy.is_some();
+        let policies = match config.runtime.kind {
+            RuntimeKind::Docker => Some(PolicyRules {
+                network: Network::of(&config.docker.network_mode),
+                has_image: config.egress.image.is_some(),
+                mode: config.egress.mode,
+                gvisor: config.secure_runtime.kind == SecureRuntimeKind::Gvisor,
+                upstream_proxy,
+            }),
+            RuntimeKind::Embedded => Some(PolicyRules::own(upstream_proxy)),
+            RuntimeKind::Kubernetes => None,
+        };
         Self {
             max_timeout: config.server.max_sandbox_timeout,
             allowed_host_paths: config.storage.allowed_host_paths.clone(),
@@ -90,7 +110,7 @@ impl CreateRules {
             runtime: RuntimeRules {
                 name,
                 capabilities,
-                publishes_ports: docker,
+                shares_ports: docker && Network::of(&config.docker.network_mode) == Network::Host,
                 // Engines refuse less; the agent alone needs about half of it.
                 least_memory: 6 * MIB,
                 // Engines refuse less than a hundredth of a processor.
@@ -110,7 +130,7 @@ impl CreateRules {
             pause: true,
             snapshot: false,
             gpu: false,
-            network_policy: false,
+            network_policy: true,
             named_volumes: false,
             object_store_volumes: false,
             foreign_platforms: false,

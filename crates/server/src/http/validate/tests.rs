@@ -35,7 +35,6 @@ fn each_refusal_has_its_status_and_code() {
         ("platform", json!({"os": "linux", "arch": "arm64"}), 400, "SANDBOX::INVALID_PARAMETER"),
         ("timeout", json!(3601), 400, "SANDBOX::INVALID_PARAMETER"),
         ("timeout", json!(i64::MAX), 400, "SANDBOX::INVALID_PARAMETER"),
-        ("networkPolicy", json!({}), 400, "SANDBOX::INVALID_PARAMETER"),
         ("resourceLimits", json!({"cpu": "0"}), 400, "SANDBOX::INVALID_PARAMETER"),
         ("resourceLimits", json!({"gpu": "1"}), 400, "SANDBOX::INVALID_PARAMETER"),
         ("env", json!({"OPENSANDBOX_EGRESS_SECRET": "x"}), 400, "SANDBOX::INVALID_PARAMETER"),

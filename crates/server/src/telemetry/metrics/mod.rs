@@ -24,7 +24,7 @@ pub use family::{Family, Label, Labels, Points};
 pub use requests::{Requests, RouteName, method_name, route_of};
 pub use sharded::{Counter, Distribution, Histogram};
 
-use crate::engine::Engine;
+use crate::{engine::Engine, listener::Looked};
 use sandglass_sandbox::{lifecycle::state::State, ports::StoreError};
 
 /// Different phases of failed creates told apart.
@@ -111,6 +111,16 @@ pub struct Metrics {
     create_outcomes: Mutex<BTreeMap<String, u64>>,
     /// Consumers of renew messages that are connected; `None` until there are any.
     redis_consumers: Mutex<Option<i64>>,
+    certificate: Mutex<Certificate>,
+}
+
+/// What became of the certificate of the listener.
+#[derive(Debug, Default)]
+struct Certificate {
+    replaced: u64,
+    unusable: u64,
+    /// `None` without TLS.
+    last: Option<Looked>,
 }
 
 impl Metrics {
@@ -168,6 +178,42 @@ impl Metrics {
         *self.redis_consumers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes what a look at the certificate's files found; the first one is that there is a certificate.
+    pub fn certificate_looked(&self, looked: Looked) {
+        let mut certificate = self.certificate.lock().unwrap_or_else(PoisonError::into_inner);
+        match looked {
+            Looked::Unchanged => return,
+            Looked::Replaced if certificate.last.is_none() => {}
+            Looked::Replaced => certificate.replaced += 1,
+            Looked::Unusable => certificate.unusable += 1,
+        }
+        certificate.last = Some(looked);
+    }
+
+    /// Whether the certificate that serves is the one in the files; `None` without TLS.
+    pub fn certificate_is_current(&self) -> Option<bool> {
+        let certificate = self.certificate.lock().unwrap_or_else(PoisonError::into_inner);
+        certificate.last.map(|last| last != Looked::Unusable)
+    }
+
+    fn certificate_families(&self) -> Vec<Family> {
+        let Some(current) = self.certificate_is_current() else { return Vec::new() };
+        let certificate = self.certificate.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = |word: &'static str, count| (vec![("outcome", word.into())], count);
+        vec![
+            Family::counter(
+                "sandglass.tls.certificates",
+                "Changes of the certificate's files; `unusable` ones were not taken.",
+                vec![outcome("replaced", certificate.replaced), outcome("unusable", certificate.unusable)],
+            ),
+            Family::gauge(
+                "sandglass.tls.certificate.current",
+                "Whether the certificate that serves is the one in the files.",
+                vec![(vec![], i64::from(current))],
+            ),
+        ]
+    }
+
     /// Everything, at this moment. The first two families are the documented ones; the engine's gauges are left out when it is gone.
     pub fn families(&self, engine: Option<&Engine>) -> Vec<Family> {
         let mut families = vec![self.requests.family(), self.creates.family()];
@@ -207,6 +253,7 @@ impl Metrics {
             let about = "Consumers of renew messages that are connected.";
             Family::gauge("sandglass.renew.redis.consumers", about, vec![(vec![], connected)])
         }));
+        families.extend(self.certificate_families());
         let version = vec![("version", env!("CARGO_PKG_VERSION").into())];
         families.push(Family::gauge("sandglass.build.info", "The version that runs.", vec![(version, 1)]));
         families

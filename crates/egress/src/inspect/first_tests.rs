@@ -1,0 +1,221 @@
+//! Tests of what is read from first bytes.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::first::{First, LIMIT, Protocol, read};
+use super::host::Host;
+
+/// A real client's first message.
+fn hello(name: Option<&str>) -> Vec<u8> {
+    let config =
+        rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions().unwrap();
+    let mut config = config.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth();
+    config.enable_sni = name.is_some();
+    let name = name.unwrap_or("unused.example").to_owned().try_into().unwrap();
+    let mut connection = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut bytes = Vec::new();
+    connection.write_tls(&mut bytes).unwrap();
+    bytes
+}
+
+/// The same message in records of so many bytes each.
+fn in_records(hello: &[u8], size: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for piece in hello[5..].chunks(size) {
+        bytes.extend_from_slice(&[22, 3, 1]);
+        bytes.extend_from_slice(&(piece.len() as u16).to_be_bytes());
+        bytes.extend_from_slice(piece);
+    }
+    bytes
+}
+
+/// A hello with these extensions, in one record.
+fn with_extensions(extensions: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut list = Vec::new();
+    for (kind, value) in extensions {
+        list.extend_from_slice(&kind.to_be_bytes());
+        list.extend_from_slice(&(value.len() as u16).to_be_bytes());
+        list.extend_from_slice(value);
+    }
+    let mut body = vec![3, 3];
+    body.extend_from_slice(&[7; 32]);
+    body.extend_from_slice(&[0, 0, 2, 0x13, 1, 1, 0]);
+    body.extend_from_slice(&(list.len() as u16).to_be_bytes());
+    body.extend_from_slice(&list);
+    record(&body)
+}
+
+fn record(body: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![22, 3, 1];
+    bytes.extend_from_slice(&(body.len() as u16 + 4).to_be_bytes());
+    bytes.extend_from_slice(&[1, 0]);
+    bytes.extend_from_slice(&(body.len() as u16).to_be_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+fn server_name(name: &[u8]) -> Vec<u8> {
+    let mut value = ((name.len() + 3) as u16).to_be_bytes().to_vec();
+    value.push(0);
+    value.extend_from_slice(&(name.len() as u16).to_be_bytes());
+    value.extend_from_slice(name);
+    value
+}
+
+fn named(name: &str, protocol: Protocol, length: usize) -> First {
+    First::Named { protocol, host: Host::Name(name.into()), length }
+}
+
+#[test]
+fn server_names_are_found_however_the_hello_is_cut_into_records() {
+    let whole = hello(Some("good.example"));
+    assert_eq!(read(&whole), named("good.example", Protocol::Tls, whole.len()));
+    for size in [1, 3, 50, 500] {
+        let bytes = in_records(&whole, size);
+        assert_eq!(read(&bytes), named("good.example", Protocol::Tls, bytes.len()), "{size}");
+    }
+    assert!(matches!(read(&hello(None)), First::Unnamed { protocol: Protocol::Tls, .. }));
+    let old = record(&[&[3, 3][..], &[7; 32], &[0, 0, 2, 0x13, 1, 1, 0]].concat());
+    assert!(matches!(read(&old), First::Unnamed { protocol: Protocol::Tls, .. }));
+}
+
+#[test]
+fn hellos_that_servers_may_read_differently_are_broken() {
+    let name = server_name(b"good.example");
+    let other = server_name(b"evil.example");
+    let outer_and_inner = with_extensions(&[(0xfe0d, &[0; 40]), (0, &name)]);
+    assert!(matches!(read(&outer_and_inner), First::Named { .. }), "the outer name counts");
+    let mut two_in_one = [&[0, 30][..], &name[2..], &other[2..]].concat();
+    two_in_one[1] = (two_in_one.len() - 2) as u8;
+    let mut longer = with_extensions(&[(0, &name)]);
+    longer[4] += 1;
+    longer[8] += 1;
+    longer.push(0);
+    let mut wrong_version = with_extensions(&[(0, &name)]);
+    wrong_version[1] = 2;
+    for broken in [
+        with_extensions(&[(0, &name), (0, &other)]),
+        with_extensions(&[(0, &two_in_one)]),
+        with_extensions(&[(0, &[])]),
+        with_extensions(&[(0, &server_name(b""))]),
+        with_extensions(&[(0, &server_name(b"good.example\0.evil.example"))]),
+        longer,
+        wrong_version,
+        [&[22, 3, 1, 0, 0][..], &with_extensions(&[(0, &name)])].concat(),
+        [&[20, 3, 1, 0, 1, 1][..], &with_extensions(&[(0, &name)])].concat(),
+        vec![22, 3, 1, 0, 4, 2, 0, 0, 0],
+        vec![22, 3, 1, 0xff, 0xff],
+        vec![22, 3, 1, 0, 4, 1, 0xff, 0, 0],
+        vec![0x80, 0x2e, 1, 3, 1, 0, 0x15, 0, 0, 0, 0x10],
+    ] {
+        assert_eq!(read(&broken), First::Broken(Protocol::Tls), "{broken:?}");
+    }
+}
+
+#[test]
+fn hosts_of_requests_are_found() {
+    let host = |request: &str| read(request.as_bytes());
+    let head = "\r\nGET /a?b=c HTTP/1.1\r\nUser-Agent: x\r\nhost:  Good.Example:8080 \r\n\r\n";
+    assert_eq!(host(&format!("{head}body")), named("good.example", Protocol::Http, head.len()));
+    let absolute = "GET http://good.example/ HTTP/1.1\nHost: good.example\n\n";
+    assert_eq!(host(absolute), named("good.example", Protocol::Http, absolute.len()));
+    let tunnel = "CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example:443\r\n\r\n";
+    assert_eq!(host(tunnel), named("evil.example", Protocol::Http, tunnel.len()));
+    assert!(matches!(host("GET / HTTP/1.0\r\n\r\n"), First::Unnamed { protocol: Protocol::Http, .. }));
+    assert!(matches!(
+        host("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        First::Unnamed { protocol: Protocol::Http2, .. }
+    ));
+    let literal = host("GET / HTTP/1.1\r\nHost: 192.0.2.1\r\n\r\n");
+    assert!(matches!(literal, First::Named { host: Host::Address(_), .. }));
+}
+
+#[test]
+fn requests_that_servers_may_read_differently_are_broken() {
+    for request in [
+        "GET / HTTP/1.1\r\nHost: good.example\r\nHost: evil.example\r\n\r\n",
+        "GET http://evil.example/ HTTP/1.1\r\nHost: good.example\r\n\r\n",
+        "GET http://evil.example/ HTTP/1.1\r\n\r\n",
+        "GET good.example@evil.example HTTP/1.1\r\nHost: good.example\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost : good.example\r\n\r\n",
+        "GET / HTTP/1.1\r\nX: y\r\n Host: evil.example\r\nHost: good.example\r\n\r\n",
+        "GET / HTTP/1.1\r\nX: y\rHost: evil.example\r\nHost: good.example\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: good.example, evil.example\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: good.example\0\r\n\r\n",
+        "GET  / HTTP/1.1\r\nHost: good.example\r\n\r\n",
+        "GET / http/1.1\r\nHost: good.example\r\n\r\n",
+        "GET / HTTP/3.0\r\nHost: good.example\r\n\r\n",
+        " GET / HTTP/1.1\r\nHost: good.example\r\n\r\n",
+        "GET\t/ HTTP/1.1\r\nHost: good.example\r\n\r\n",
+        "GET /\r\n",
+    ] {
+        assert_eq!(read(request.as_bytes()), First::Broken(Protocol::Http), "{request:?}");
+    }
+    let endless = format!("GET / HTTP/1.1\r\nX: {}", "y".repeat(LIMIT));
+    assert_eq!(read(endless.as_bytes()), First::Broken(Protocol::Http));
+}
+
+#[test]
+fn protocols_without_names_are_foreign() {
+    for bytes in [
+        &b"SSH-2.0-OpenSSH_9.6 Debian\r\n"[..],
+        b"EHLO client.example\r\n",
+        b"*1\r\n$4\r\nPING\r\n",
+        b"get some:key\r\n",
+        b"PING\r\n",
+        b"\0\0\0\x08\x04\xd2\x16\x2f",
+        &[0xff; 40],
+        &[b'a'; 40],
+    ] {
+        assert_eq!(read(bytes), First::Foreign, "{bytes:?}");
+    }
+    assert_eq!(read(b""), First::More);
+    assert_eq!(read(b"GE"), First::More);
+    assert_eq!(read(b"GET / HTTP/1.1\r\nHost: good.example\r\n"), First::More);
+}
+
+/// Bytes that are nearly something.
+fn anything() -> impl Strategy<Value = Vec<u8>> {
+    let samples = prop_oneof![
+        Just(hello(Some("good.example"))),
+        Just(in_records(&hello(Some("good.example")), 60)),
+        Just(with_extensions(&[(10, &[1; 9]), (0, &server_name(b"good.example")), (43, &[2, 3, 4])])),
+        Just(b"\r\nPOST /x HTTP/1.1\r\nHost: good.example\r\nContent-Length: 1\r\n\r\nx".to_vec()),
+        Just(b"GET http://good.example/ HTTP/1.1\r\nHost: good.example\r\n\r\n".to_vec()),
+        Just(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec()),
+        Just(vec![0x80, 0x2e, 1, 3, 1]),
+        proptest::collection::vec(any::<u8>(), 0..200),
+        "[A-Z]{0,5}[ \t\r\n]{0,3}[ -~\r\n]{0,60}".prop_map(String::into_bytes),
+    ];
+    let changes = proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..4);
+    (samples, changes).prop_map(|(mut bytes, changes)| {
+        for (at, value) in changes {
+            if !bytes.is_empty() {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+        }
+        bytes
+    })
+}
+
+proptest! {
+    #[test]
+    fn how_bytes_arrive_changes_nothing(bytes in anything()) {
+        let whole = read(&bytes);
+        for length in 0..=bytes.len() {
+            let part = read(&bytes[..length]);
+            if part == First::More {
+                continue;
+            }
+            // A foreign protocol has no length of its own.
+            prop_assert_eq!(&part, &whole, "after {} bytes", length);
+            if let First::Named { length: needed, .. } | First::Unnamed { length: needed, .. } = part {
+                prop_assert!(needed <= length);
+            }
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! The first bytes of each connection, put together as the server will see them, and the decision about it.
+//!
+//! Invariants: bytes count in order and once, so that whoever sends different bytes for the same place gets the later ones
+//! dropped; a connection is opened only when the server has acknowledged the bytes that decided, so that bytes which the
+//! server does not take (wrong checksum, old timestamp, a window of their own) decide nothing.
+//! Bounds: 2,048 connections at a time, the oldest go first; 16 KiB of each and 8 MiB of all of them; 1,024 that were
+//! opened lately.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use sandglass_netlink::conntrack::Tuple;
+
+use super::first::{self, First, LIMIT, Protocol};
+use super::host::Host;
+use super::packet::{ACK, FIN, Packet, RST, SYN, Segment, URG};
+use crate::audit::{Event, Gate};
+use crate::firewall::Opened;
+use crate::policy::{Action, Rules, Verdict};
+
+const CONNECTIONS: usize = 2048;
+const HELD: usize = 8 << 20;
+const STRAGGLING: usize = 1024;
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// This packet goes on; the next one is asked about.
+    Pass,
+    /// The connection goes on and is not asked about any more.
+    Open,
+    /// Whoever sent it gets a reset.
+    Refuse,
+    /// It is lost, and will be sent again.
+    Drop,
+}
+
+/// A connection that nothing has been decided about, or whose decision the server has not seen.
+#[derive(Debug)]
+struct Flow {
+    /// Whether the server has accepted the connection.
+    answered: bool,
+    /// Sequence number of the first byte.
+    start: u32,
+    /// From the first byte on, without gaps; what decided, once that is known.
+    bytes: Vec<u8>,
+    /// What they are, once they may pass.
+    decided: Option<First>,
+    age: u64,
+}
+
+/// Connections that are being inspected.
+pub struct Flows {
+    rules: Arc<dyn Rules>,
+    opened: Opened,
+    flows: HashMap<Tuple, Flow>,
+    held: usize,
+    age: u64,
+    stragglers: Stragglers,
+}
+
+/// Connections that were opened lately: some of their packets may have been waiting by then.
+#[derive(Debug, Default)]
+struct Stragglers {
+    of: HashSet<Tuple>,
+    order: VecDeque<Tuple>,
+}
+
+impl Stragglers {
+    fn add(&mut self, tuple: Tuple) {
+        if self.of.insert(tuple) {
+            self.order.push_back(tuple);
+        }
+        if self.order.len() > STRAGGLING
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.of.remove(&oldest);
+        }
+    }
+}
+
+impl Flows {
+    pub fn new(rules: Arc<dyn Rules>, opened: Opened) -> Self {
+        Self { rules, opened, flows: HashMap::new(), held: 0, age: 0, stragglers: Stragglers::default() }
+    }
+
+    /// Decides about a packet, and says what to tell if that is a denial.
+    pub fn judge(&mut self, packet: &Packet<'_>) -> (Word, Option<Event>) {
+        let Some(segment) = packet.tcp else {
+            return (Word::Drop, None);
+        };
+        let there = packet.tuple;
+        let back = reversed(&there);
+        if self.flows.contains_key(&there) {
+            self.sent(there, &segment)
+        } else if self.flows.contains_key(&back) {
+            (self.answered(back, &segment), None)
+        } else if segment.flags & (SYN | ACK | RST | FIN) == SYN {
+            (self.begin(there, &segment), None)
+        } else if self.stragglers.of.contains(&there) || self.stragglers.of.contains(&back) {
+            // Said again, in case that the kernel's rules overtook the first time.
+            (Word::Open, None)
+        } else {
+            // Begun before this program was, or evicted: nobody knows what was in it.
+            (Word::Refuse, None)
+        }
+    }
+
+    fn begin(&mut self, tuple: Tuple, segment: &Segment<'_>) -> Word {
+        // A client whose early data are lost sends it again the ordinary way.
+        if !segment.bytes.is_empty() {
+            return Word::Drop;
+        }
+        if self.flows.len() >= CONNECTIONS
+            && let Some(oldest) = self.flows.iter().min_by_key(|(_, flow)| flow.age).map(|(tuple, _)| *tuple)
+        {
+            self.remove(&oldest);
+        }
+        self.opened.forget(&tuple);
+        self.stragglers.of.remove(&tuple);
+        self.age += 1;
+        let start = segment.sequence.wrapping_add(1);
+        let flow = Flow { answered: false, start, bytes: Vec::new(), decided: None, age: self.age };
+        self.flows.insert(tuple, flow);
+        Word::Pass
+    }
+
+    /// From the client.
+    fn sent(&mut self, tuple: Tuple, segment: &Segment<'_>) -> (Word, Option<Event>) {
+        let Some(flow) = self.flows.get_mut(&tuple) else {
+            return (Word::Drop, None);
+        };
+        let has = |flag: u8| segment.flags & flag != 0;
+        if has(RST) {
+            self.remove(&tuple);
+            return (Word::Pass, None);
+        }
+        if has(SYN) {
+            // Once the server has answered, another beginning would be one that the server ignores.
+            let again = !flow.answered && !has(ACK | FIN) && segment.bytes.is_empty();
+            if again {
+                flow.start = segment.sequence.wrapping_add(1);
+            }
+            return (if again { Word::Pass } else { Word::Drop }, None);
+        }
+        if !flow.answered {
+            return (Word::Drop, None);
+        }
+        if has(URG) {
+            // Servers differ in whether such a byte is part of the stream.
+            self.remove(&tuple);
+            return (Word::Refuse, None);
+        }
+        let word = self.carried(&tuple, segment);
+        let unfinished =
+            self.flows.get(&tuple).is_some_and(|flow| flow.decided.is_none() && !flow.bytes.is_empty());
+        match word {
+            Ok(()) if unfinished => self.decide(&tuple, segment),
+            Ok(()) => (Word::Pass, None),
+            Err(word) => (word, None),
+        }
+    }
+
+    /// Takes in what a segment carries; an error is the word on what does not fit.
+    fn carried(&mut self, tuple: &Tuple, segment: &Segment<'_>) -> Result<(), Word> {
+        let flow = self.flows.get_mut(tuple).ok_or(Word::Drop)?;
+        if segment.bytes.is_empty() {
+            return Ok(());
+        }
+        let offset = segment.sequence.wrapping_sub(flow.start) as i32;
+        let offset = usize::try_from(offset).map_err(|_| Word::Drop)?;
+        if flow.decided.is_none() && offset > flow.bytes.len() {
+            return Err(Word::Drop);
+        }
+        let known = flow.bytes.get(offset..).unwrap_or_default();
+        let overlap = known.len().min(segment.bytes.len());
+        if known[..overlap] != segment.bytes[..overlap] {
+            return Err(Word::Drop);
+        }
+        if flow.decided.is_none() {
+            let room = LIMIT.saturating_sub(flow.bytes.len());
+            let new = &segment.bytes[overlap..];
+            let new = &new[..new.len().min(room)];
+            if self.held + new.len() > HELD {
+                return Err(Word::Drop);
+            }
+            flow.bytes.extend_from_slice(new);
+            self.held += new.len();
+        }
+        Ok(())
+    }
+
+    fn decide(&mut self, tuple: &Tuple, segment: &Segment<'_>) -> (Word, Option<Event>) {
+        let Some(flow) = self.flows.get_mut(tuple) else {
+            return (Word::Drop, None);
+        };
+        let first = first::read(&flow.bytes);
+        let length = match &first {
+            First::More if segment.flags & FIN == 0 => return (Word::Pass, None),
+            First::Named { length, .. } | First::Unnamed { length, .. } => *length,
+            First::More | First::Foreign | First::Broken(_) => flow.bytes.len(),
+        };
+        let verdict = verdict(&*self.rules, &first);
+        if verdict.action == Action::Allow {
+            self.held -= flow.bytes.len() - length;
+            flow.bytes.truncate(length);
+            flow.decided = Some(first);
+            return (Word::Pass, None);
+        }
+        self.remove(tuple);
+        (Word::Refuse, Some(denied(tuple, &first, verdict)))
+    }
+
+    /// From the server.
+    fn answered(&mut self, tuple: Tuple, segment: &Segment<'_>) -> Word {
+        let Some(flow) = self.flows.get_mut(&tuple) else {
+            return Word::Drop;
+        };
+        let has = |flag: u8| segment.flags & flag != 0;
+        if has(RST) {
+            self.remove(&tuple);
+            return Word::Pass;
+        }
+        if has(SYN) {
+            let fits = has(ACK) && segment.acknowledged == flow.start;
+            flow.answered |= fits;
+            return if fits { Word::Pass } else { Word::Drop };
+        }
+        let end = flow.start.wrapping_add(flow.bytes.len() as u32);
+        let arrived = has(ACK) && segment.acknowledged.wrapping_sub(end) as i32 >= 0;
+        let (may, host) = match &flow.decided {
+            // Asked again, because the rules may have changed in between.
+            Some(first) if flow.answered && arrived => {
+                (verdict(&*self.rules, first).action == Action::Allow, host_of(first))
+            }
+            // The server speaks first: no protocol in which the client names a host.
+            None if flow.answered && flow.bytes.is_empty() && !segment.bytes.is_empty() => (true, None),
+            _ => return Word::Pass,
+        };
+        self.remove(&tuple);
+        if !may {
+            return Word::Refuse;
+        }
+        self.stragglers.add(tuple);
+        if let Some(host) = host {
+            self.opened.remember(tuple, host);
+        }
+        Word::Open
+    }
+
+    /// Connections and bytes held.
+    #[cfg(test)]
+    pub fn sizes(&self) -> (usize, usize) {
+        let held = self.flows.values().map(|flow| flow.bytes.len()).sum();
+        assert_eq!(self.held, held);
+        (self.flows.len(), held)
+    }
+
+    fn remove(&mut self, tuple: &Tuple) {
+        if let Some(flow) = self.flows.remove(tuple) {
+            self.held -= flow.bytes.len();
+        }
+    }
+}
+
+fn verdict(rules: &dyn Rules, first: &First) -> Verdict {
+    let by_default = |action| Verdict { action, rule: "default".into() };
+    match first {
+        First::Named { host: Host::Name(name), .. } => rules.name(name),
+        First::Named { host: Host::Address(address), .. } => {
+            rules.address(*address).unwrap_or_else(|| by_default(rules.default_action()))
+        }
+        First::Unnamed { .. } => by_default(rules.default_action()),
+        First::Foreign => by_default(Action::Allow),
+        First::More | First::Broken(_) => by_default(Action::Deny),
+    }
+}
+
+fn denied(tuple: &Tuple, first: &First, verdict: Verdict) -> Event {
+    let protocol = match first {
+        First::Named { protocol, .. } | First::Unnamed { protocol, .. } | First::Broken(protocol) => {
+            Some(*protocol)
+        }
+        First::More | First::Foreign => None,
+    };
+    Event::Denied {
+        by: match protocol {
+            Some(Protocol::Tls) => Gate::Sni,
+            Some(Protocol::Http | Protocol::Http2) => Gate::Http,
+            None => Gate::Firewall,
+        },
+        host: host_of(first),
+        address: Some(tuple.destination),
+        port: Some(tuple.destination_port),
+        rule: verdict.rule,
+    }
+}
+
+fn host_of(first: &First) -> Option<String> {
+    match first {
+        First::Named { host: Host::Name(name), .. } => Some(name.clone()),
+        First::Named { host: Host::Address(address), .. } => Some(address.to_string()),
+        _ => None,
+    }
+}
+
+fn reversed(tuple: &Tuple) -> Tuple {
+    Tuple {
+        protocol: tuple.protocol,
+        source: tuple.destination,
+        destination: tuple.source,
+        source_port: tuple.destination_port,
+        destination_port: tuple.source_port,
+    }
+}

@@ -1,0 +1,266 @@
+//! One redirected connection, from its first byte to its last.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+
+use crate::audit::{Event, Gate};
+use crate::vault::Scheme;
+
+use super::exchange::{Memory, Session, answer, relay};
+use super::hello::{self, Hello, Opening};
+use super::judge::{Denied, Wanted, judge};
+use super::proxy;
+use super::service::{Live, Shared};
+use super::tunnel::{self, Replayed, Stream};
+use super::upstream::{Failure, Protocol, Upstream};
+use super::way;
+use super::{MAX_HEAD, MAX_HEADERS};
+
+/// For a request's head, and for how long a connection may be kept without one.
+const HEAD: Duration = Duration::from_secs(90);
+const HANDSHAKE: Duration = Duration::from_secs(10);
+const PING: Duration = Duration::from_secs(60);
+const STREAMS: u32 = 100;
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
+
+/// The record that a TLS client gets instead of an answer: a fatal alert, `access_denied`.
+const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
+
+pub(super) async fn handle(shared: Arc<Shared>, stream: TcpStream, live: Arc<Live>) {
+    // Whoever connects to the interceptor itself wants to go nowhere.
+    let destination = match (shared.way.destination(&stream), stream.local_addr()) {
+        (Ok(destination), Ok(local)) if destination != local => destination,
+        _ => return reset(stream),
+    };
+    if way::settle(&stream).is_err() {
+        return;
+    }
+    live.goes_to(destination);
+    let done = open(shared, stream, destination, live).await;
+    // Either side may hang up at any time; that is the normal end.
+    drop(done);
+}
+
+async fn plain(
+    shared: Arc<Shared>,
+    stream: TcpStream,
+    ahead: Vec<u8>,
+    destination: SocketAddr,
+    live: Arc<Live>,
+) -> io::Result<()> {
+    let upstream = Ok(Upstream::plain(Arc::clone(&shared), destination));
+    let session = Session {
+        shared,
+        scheme: Scheme::Http,
+        name: None,
+        destination,
+        upstream,
+        live,
+        memory: Memory::default(),
+    };
+    serve(session, Protocol::Http1, Replayed::new(ahead, stream)).await
+}
+
+/// The first bytes tell what it is, on every port.
+async fn open(
+    shared: Arc<Shared>,
+    mut stream: TcpStream,
+    destination: SocketAddr,
+    live: Arc<Live>,
+) -> io::Result<()> {
+    let hello = match hello::read(&mut stream).await? {
+        Opening::Hello(hello) => hello,
+        // Without TLS nothing is lent on the port of TLS.
+        Opening::Http(ahead) => return plain(shared, stream, ahead, destination, live).await,
+        Opening::Other(ahead) => return nameless(&shared, stream, ahead, destination, &live).await,
+        Opening::Broken => {
+            let denied = Denied { rule: "default (no TLS handshake that can be read)".to_owned() };
+            tell(&shared, None, destination, &denied);
+            reset(stream);
+            return Ok(());
+        }
+    };
+    let name = hello.name.as_deref();
+    let wanted = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() };
+    live.wants(name);
+    if let Err(denied) = judge(&*shared.rules, &*shared.resolved, wanted) {
+        tell(&shared, name, destination, &denied);
+        return refuse(stream).await;
+    }
+    let bound = match (name, shared.lent.now()) {
+        (Some(name), Ok(Some(active))) => {
+            destination.port() == Scheme::Https.port() && active.covers(Scheme::Https, name)
+        }
+        (Some(_), Err(_)) => true,
+        _ => false,
+    };
+    if !bound {
+        live.passes_undecrypted();
+        return pass(&shared, stream, &hello.bytes, destination, name).await;
+    }
+    intercept(shared, stream, hello, destination, live).await
+}
+
+/// Other protocols name nobody: they pass where no name is needed.
+async fn nameless(
+    shared: &Shared,
+    stream: TcpStream,
+    ahead: Vec<u8>,
+    destination: SocketAddr,
+    live: &Live,
+) -> io::Result<()> {
+    let wanted = Wanted { name: None, address: destination.ip().to_canonical(), port: destination.port() };
+    if let Err(denied) = judge(&*shared.rules, &*shared.resolved, wanted) {
+        tell(shared, None, destination, &denied);
+        reset(stream);
+        return Ok(());
+    }
+    live.passes_undecrypted();
+    pass(shared, stream, &ahead, destination, None).await
+}
+
+async fn pass(
+    shared: &Shared,
+    stream: TcpStream,
+    ahead: &[u8],
+    destination: SocketAddr,
+    name: Option<&str>,
+) -> io::Result<()> {
+    let mut upstream = proxy::reach(shared, destination, name).await?;
+    upstream.write_all(ahead).await?;
+    tunnel::join(stream, upstream).await;
+    Ok(())
+}
+
+async fn intercept(
+    shared: Arc<Shared>,
+    stream: TcpStream,
+    hello: Hello,
+    destination: SocketAddr,
+    live: Arc<Live>,
+) -> io::Result<()> {
+    let Hello { bytes, name, protocols } = hello;
+    let name = name.expect("only a name has bindings");
+    let offers: Vec<Vec<u8>> =
+        protocols.iter().filter(|p| matches!(p.as_slice(), b"h2" | b"http/1.1")).cloned().collect();
+    if offers.is_empty() && !protocols.is_empty() {
+        let denied =
+            Denied { rule: "default (no application protocol in which credentials can be lent)".to_owned() };
+        tell(&shared, Some(&name), destination, &denied);
+        return refuse(stream).await;
+    }
+    let opened = match shared.lent.now() {
+        Ok(_) => Upstream::verified(Arc::clone(&shared), destination, &name, offers.clone()).await,
+        Err(_) => Err(Failure::Vault),
+    };
+    let (upstream, chosen) = match opened {
+        Ok((upstream, chosen)) => (Ok(upstream), chosen.into_iter().collect()),
+        // The client learns the reason in an answer instead of guessing it from a broken handshake.
+        Err(failure) => (Err(failure), offers),
+    };
+    let key = shared.authority.certify(&name).map_err(io::Error::other)?;
+    let acceptor = TlsAcceptor::from(Arc::new(server(key, chosen).map_err(io::Error::other)?));
+    let accepted = tokio::time::timeout(HANDSHAKE, acceptor.accept(Replayed::new(bytes, stream))).await;
+    let stream = accepted.map_err(|_| io::ErrorKind::TimedOut)??;
+    let protocol =
+        if stream.get_ref().1.alpn_protocol() == Some(b"h2") { Protocol::Http2 } else { Protocol::Http1 };
+    let session = Session {
+        shared,
+        scheme: Scheme::Https,
+        name: Some(name),
+        destination,
+        upstream,
+        live,
+        memory: Memory::default(),
+    };
+    serve(session, protocol, stream).await
+}
+
+async fn serve(session: Session, protocol: Protocol, stream: impl Stream + 'static) -> io::Result<()> {
+    let session = Arc::new(session);
+    let service = service_fn({
+        let session = Arc::clone(&session);
+        move |request| answer(Arc::clone(&session), request)
+    });
+    let io = TokioIo::new(stream);
+    match protocol {
+        Protocol::Http1 => {
+            let mut builder = http1::Builder::new();
+            builder
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD)
+                .max_buf_size(MAX_HEAD)
+                .max_header_size(MAX_HEAD)
+                .max_headers(MAX_HEADERS)
+                .preserve_header_case(true)
+                .auto_date_header(false);
+            builder.serve_connection(io, service).with_upgrades().await.map_err(io::Error::other)?;
+        }
+        Protocol::Http2 => {
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(STREAMS)
+                .initial_stream_window_size(STREAM_WINDOW)
+                .initial_connection_window_size(CONNECTION_WINDOW)
+                .max_header_list_size(u32::try_from(MAX_HEAD).expect("it is small"))
+                .keep_alive_interval(PING)
+                .auto_date_header(false);
+            builder.serve_connection(io, service).await.map_err(io::Error::other)?;
+        }
+    }
+    let pair = session.memory.upgraded.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(pair) = pair {
+        relay(pair).await;
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Fixed(Arc<CertifiedKey>);
+
+impl ResolvesServerCert for Fixed {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0))
+    }
+}
+
+fn server(key: Arc<CertifiedKey>, protocols: Vec<Vec<u8>>) -> Result<ServerConfig, rustls::Error> {
+    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?;
+    let mut config = builder.with_no_client_auth().with_cert_resolver(Arc::new(Fixed(key)));
+    config.alpn_protocols = protocols;
+    Ok(config)
+}
+
+fn tell(shared: &Shared, name: Option<&str>, destination: SocketAddr, denied: &Denied) {
+    let event: Event = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() }
+        .event(Gate::Sni, denied);
+    shared.audit.tell(event);
+}
+
+/// Says so in TLS, then resets the connection: the client fails at once and knows why.
+async fn refuse(mut stream: TcpStream) -> io::Result<()> {
+    stream.write_all(&ALERT).await?;
+    reset(stream);
+    Ok(())
+}
+
+fn reset(stream: TcpStream) {
+    // Without it the end is an orderly one, which is also an end.
+    let _ = rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+}

@@ -1,0 +1,315 @@
+//! One request and its answer.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING};
+use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+
+use crate::audit::{Event, Gate};
+use crate::policy::Resolved;
+use crate::vault::{Active, Scheme, Selection, Target};
+
+use super::MAX_BODY;
+use super::host;
+use super::judge::{Wanted, judge};
+use super::message::{self, Body, Held, Passed, refusal};
+use super::rewrite;
+use super::service::{Live, Shared};
+use super::tunnel;
+use super::upstream::{Failure, Protocol, Upstream};
+
+/// Both sides of an upgraded connection, to be joined when the client's has been answered.
+pub(super) type Upgraded = (OnUpgrade, OnUpgrade);
+
+/// One intercepted connection.
+pub(super) struct Session {
+    pub(super) shared: Arc<Shared>,
+    pub(super) scheme: Scheme,
+    /// The name that the client expects and the server has proved.
+    pub(super) name: Option<String>,
+    pub(super) destination: SocketAddr,
+    pub(super) upstream: Result<Upstream, Failure>,
+    pub(super) live: Arc<Live>,
+    pub(super) memory: Memory,
+}
+
+/// What one connection remembers.
+#[derive(Default)]
+pub(super) struct Memory {
+    pub(super) upgraded: Mutex<Option<Upgraded>>,
+    /// The last name that has led to the destination: an answer may expire while the connection is used.
+    led: Mutex<Option<String>>,
+}
+
+impl Resolved for Session {
+    fn leads_to(&self, name: &str, address: IpAddr) -> bool {
+        let mut led = self.memory.led.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.name.as_deref() == Some(name) || led.as_deref() == Some(name) {
+            return true;
+        }
+        let leads = self.shared.resolved.leads_to(name, address);
+        if leads {
+            *led = Some(name.to_owned());
+        }
+        leads
+    }
+}
+
+/// Why a request is not passed on.
+struct Refused {
+    status: StatusCode,
+    text: String,
+}
+
+impl Refused {
+    fn new(status: StatusCode, text: impl Into<String>) -> Self {
+        Self { status, text: text.into() }
+    }
+}
+
+/// Answers a request, from the server or instead of it.
+pub(super) async fn answer(
+    session: Arc<Session>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let version = request.version();
+    Ok(match exchange(&session, request).await {
+        Ok(response) => response,
+        Err(refused) => refusal(version, refused.status, &refused.text),
+    })
+}
+
+async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<Response<Body>, Refused> {
+    let host = admit(session, &request)?;
+    let active = session
+        .shared
+        .lent
+        .now()
+        .map_err(|error| Refused::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
+    let upstream = match &session.upstream {
+        Ok(upstream) => upstream,
+        Err(failure) => return Err(failed(host.as_deref(), failure)),
+    };
+    let protocol = message::upgrade(request.headers()).filter(|_| upstream.protocol() == Protocol::Http1);
+    let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
+    let bodiless = *request.method() == Method::HEAD;
+    let trailers = message::takes_trailers(request.headers());
+    message::strip_request(request.headers_mut(), protocol);
+    let request = lend(session, active.as_deref(), host.as_deref(), request).await?;
+    let mut request = framed(session, upstream.protocol(), request);
+    if trailers && upstream.protocol() == Protocol::Http2 {
+        request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
+    }
+    let sent = upstream.send(host.as_deref(), request).await;
+    let mut response = sent.map_err(|failure| failed(host.as_deref(), &failure))?;
+    if let (Some(client), StatusCode::SWITCHING_PROTOCOLS) = (client, response.status()) {
+        let pair = (client, hyper::upgrade::on(&mut response));
+        *session.memory.upgraded.lock().unwrap_or_else(PoisonError::into_inner) = Some(pair);
+    } else if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(Refused::new(
+            StatusCode::BAD_GATEWAY,
+            "the server changed the protocol without being asked",
+        ));
+    }
+    Ok(passed(response, bodiless, active))
+}
+
+/// The host of the request, if it may go to it.
+fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String>, Refused> {
+    let found = host::of(request, session.scheme)
+        .map_err(|unclear| Refused::new(StatusCode::BAD_REQUEST, unclear.to_string()))?;
+    let (address, port) = (session.destination.ip().to_canonical(), session.destination.port());
+    if session.name.is_some() && found != session.name {
+        let shown = found.unwrap_or_default();
+        session.shared.audit.tell(Event::Denied {
+            by: Gate::Http,
+            host: Some(shown.clone()),
+            address: Some(address),
+            port: Some(port),
+            rule: "default (the host is not the one of the TLS connection)".to_owned(),
+        });
+        return Err(Refused::new(
+            StatusCode::MISDIRECTED_REQUEST,
+            format!("{shown:?} is not the host of this connection"),
+        ));
+    }
+    let literal = found.as_deref().and_then(host::literal);
+    let name = found.clone().filter(|_| literal.is_none());
+    let wanted = Wanted { name: name.as_deref(), address, port };
+    let elsewhere = literal.filter(|literal| *literal != address);
+    let judged = match elsewhere {
+        Some(_) => Err(super::judge::Denied { rule: "default (the host is another address)".to_owned() }),
+        None => judge(&*session.shared.rules, session, wanted),
+    };
+    if let Err(denied) = judged {
+        let host = found.clone().unwrap_or_else(|| address.to_string());
+        let wanted = Wanted { name: Some(&host), ..wanted };
+        session.shared.audit.tell(wanted.event(Gate::Http, &denied));
+        let text = format!("{host:?} is denied by this sandbox's egress policy ({})", denied.rule);
+        return Err(Refused::new(StatusCode::FORBIDDEN, text));
+    }
+    session.live.wants(name.as_deref());
+    Ok(found)
+}
+
+fn failed(host: Option<&str>, failure: &Failure) -> Refused {
+    match failure {
+        Failure::Vault => Refused::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string()),
+        failure => {
+            Refused::new(StatusCode::BAD_GATEWAY, format!("{:?}: {failure}", host.unwrap_or("the server")))
+        }
+    }
+}
+
+/// Gives the request what a binding has for it.
+async fn lend(
+    session: &Session,
+    active: Option<&Active>,
+    host: Option<&str>,
+    request: Request<Incoming>,
+) -> Result<Request<Body>, Refused> {
+    let (mut parts, body) = request.into_parts();
+    let as_it_is =
+        |parts, body: Incoming| Ok(Request::from_parts(parts, body.map_err(Into::into).boxed_unsync()));
+    let (Some(active), Some(host)) = (active, host) else { return as_it_is(parts, body) };
+    // Without TLS nobody proves anything; what the resolver has seen is the next best.
+    let proven = session.leads_to(host, session.destination.ip().to_canonical());
+    let (method, path) = (parts.method.clone(), parts.uri.path().to_owned());
+    let target = Target {
+        scheme: session.scheme,
+        host,
+        port: session.destination.port(),
+        method: method.as_str(),
+        path: &path,
+    };
+    let loan = match active.select(target) {
+        Selection::One(loan) if proven => loan,
+        Selection::None => return as_it_is(parts, body),
+        Selection::Ambiguous => return Err(withheld(session, host, "credential binding ambiguous")),
+        Selection::Misleading => {
+            return Err(withheld(session, host, "credential binding ambiguous for this path"));
+        }
+        Selection::One(_) => {
+            return Err(withheld(session, host, "credential withheld: the name has not led to this address"));
+        }
+    };
+    let mut done = rewrite::head(active, loan, target, &mut parts).map_err(|rewrite::Changed| {
+        withheld(session, host, "credential binding ambiguous after substitution")
+    })?;
+    let body = match done.body {
+        Some(kind) if !body.is_end_stream() && body.size_hint().lower() <= MAX_BODY as u64 => {
+            let mut held = hold(session, body).await?;
+            if let Some(replaced) = held.whole().then(|| loan.in_body(kind, &held.ahead)).flatten() {
+                parts.headers.remove(CONTENT_LENGTH);
+                held.ahead = replaced.into();
+                done.lent = true;
+            }
+            held.boxed_unsync()
+        }
+        _ => body.map_err(Into::into).boxed_unsync(),
+    };
+    if done.lent {
+        session.shared.audit.tell(Event::Injected {
+            binding: loan.name.clone(),
+            host: host.to_owned(),
+            method: method.as_str().to_owned(),
+            revision: active.revision,
+        });
+    }
+    Ok(Request::from_parts(parts, body))
+}
+
+fn withheld(session: &Session, host: &str, text: &str) -> Refused {
+    session.shared.audit.tell(Event::Denied {
+        by: Gate::Vault,
+        host: Some(host.to_owned()),
+        address: Some(session.destination.ip()),
+        port: Some(session.destination.port()),
+        rule: text.to_owned(),
+    });
+    Refused::new(StatusCode::FORBIDDEN, text)
+}
+
+/// The body, or its beginning if it is long.
+async fn hold(session: &Session, body: Incoming) -> Result<Held, Refused> {
+    let permit =
+        Arc::clone(&session.shared.held).acquire_owned().await.expect("the semaphore is never closed");
+    let held = Held::read(body, MAX_BODY, permit).await;
+    held.map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "the request's body ended early"))
+}
+
+/// The request in the form of the connection that it is sent on.
+fn framed(session: &Session, protocol: Protocol, request: Request<Body>) -> Request<Body> {
+    let (mut parts, body) = request.into_parts();
+    match protocol {
+        Protocol::Http2 => {
+            parts.version = Version::HTTP_2;
+            parts.extensions.clear();
+            if parts.uri.authority().is_none()
+                && let Some(whole) = named(&parts)
+            {
+                parts.uri = whole;
+            }
+            parts.headers.remove(HOST);
+        }
+        Protocol::Http1 => {
+            parts.version = Version::HTTP_11;
+            if !parts.headers.contains_key(HOST) {
+                let host = parts
+                    .uri
+                    .authority()
+                    .map_or_else(|| session.destination.ip().to_string(), ToString::to_string);
+                parts.headers.extend(HeaderValue::try_from(host).map(|host| (HOST, host)));
+            }
+            let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+            parts.uri = Uri::try_from(target).unwrap_or_default();
+            // The client side assumes that a GET of unknown length is empty.
+            if !body.is_end_stream()
+                && !parts.headers.contains_key(CONTENT_LENGTH)
+                && body.size_hint().exact().is_none()
+            {
+                parts.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            }
+        }
+    }
+    Request::from_parts(parts, body)
+}
+
+/// The target with the host that an HTTP/2 client has put into a header.
+fn named(parts: &http::request::Parts) -> Option<Uri> {
+    let host = parts.headers.get(HOST)?.to_str().ok()?;
+    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+    Uri::builder().scheme("https").authority(host).path_and_query(target).build().ok()
+}
+
+/// The answer as the client gets it.
+fn passed(response: Response<Incoming>, head: bool, active: Option<Arc<Active>>) -> Response<Body> {
+    let (mut parts, body) = response.into_parts();
+    let upgrade =
+        message::upgrade(&parts.headers).filter(|_| parts.status == StatusCode::SWITCHING_PROTOCOLS);
+    message::strip_response(&mut parts.headers, upgrade);
+    if let Some(active) = &active {
+        active.redactor.headers(&mut parts.headers);
+        let reason = parts.extensions.get::<ReasonPhrase>();
+        if reason.is_some_and(|reason| active.redactor.value(reason.as_bytes()).is_some()) {
+            parts.extensions.remove::<ReasonPhrase>();
+        }
+    }
+    let bodiless = head || matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    Response::from_parts(parts, Passed::new(body, bodiless, active).boxed_unsync())
+}
+
+/// Joins the two sides once the client's answer has been written.
+pub(super) async fn relay((client, server): Upgraded) {
+    if let Ok((client, server)) = tokio::try_join!(client, server) {
+        tunnel::join(TokioIo::new(client), TokioIo::new(server)).await;
+    }
+}

@@ -1,0 +1,83 @@
+//! Takes what the vault has lent out of what comes back.
+
+use std::fmt;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT, TRANSFER_ENCODING,
+    UPGRADE,
+};
+
+use super::substitution::{Encoding, Replacer};
+
+const REDACTED: &[u8] = b"[REDACTED]";
+
+/// What is shorter is found everywhere by chance, and no secret.
+const SHORTEST: usize = 4;
+
+/// Headers that describe the message; a change would break it, and none of them repeats what a request said.
+const KEPT: [HeaderName; 5] = [CONNECTION, CONTENT_LENGTH, SEC_WEBSOCKET_ACCEPT, TRANSFER_ENCODING, UPGRADE];
+
+/// Replaces secrets and placeholders by `[REDACTED]`.
+#[derive(Clone)]
+pub struct Redactor(Replacer);
+
+impl fmt::Debug for Redactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Redactor")
+    }
+}
+
+impl Redactor {
+    /// For these texts and every form in which a request has carried them.
+    pub(super) fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut patterns = Vec::new();
+        for text in texts {
+            for encoding in [Encoding::Raw, Encoding::Percent, Encoding::Form, Encoding::Json] {
+                patterns.push(encoding.of(text).into_owned());
+            }
+            patterns.push(STANDARD.encode(text));
+        }
+        let patterns = patterns.into_iter().filter(|pattern| pattern.len() >= SHORTEST);
+        Self(Replacer::new(patterns.map(|pattern| (pattern.into_bytes(), REDACTED.to_vec()))))
+    }
+
+    /// The value without secrets, or nothing if it has none.
+    #[must_use]
+    pub fn value(&self, value: &[u8]) -> Option<HeaderValue> {
+        let redacted = self.0.apply(value)?;
+        Some(HeaderValue::from_bytes(&redacted).unwrap_or(HeaderValue::from_static("[REDACTED]")))
+    }
+
+    /// Redacts every header in place.
+    pub fn headers(&self, headers: &mut HeaderMap) {
+        for (name, value) in headers.iter_mut() {
+            if !KEPT.contains(name)
+                && let Some(redacted) = self.value(value.as_bytes())
+            {
+                *value = redacted;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_written_form_is_redacted_and_framing_is_not() {
+        let redactor = Redactor::new(["s3 cret/1", "1234"]);
+        let mut headers = HeaderMap::new();
+        headers.insert("x-raw", HeaderValue::from_static("a s3 cret/1 b"));
+        headers.insert("location", HeaderValue::from_static("/x?k=s3%20cret%2F1&f=s3+cret%2F1"));
+        headers.insert("x-basic", HeaderValue::from_str(&STANDARD.encode("s3 cret/1")).unwrap());
+        headers.insert("content-length", HeaderValue::from_static("1234"));
+        redactor.headers(&mut headers);
+        assert_eq!(headers["x-raw"], "a [REDACTED] b");
+        assert_eq!(headers["location"], "/x?k=[REDACTED]&f=[REDACTED]");
+        assert_eq!(headers["x-basic"], "[REDACTED]");
+        assert_eq!(headers["content-length"], "1234");
+    }
+}

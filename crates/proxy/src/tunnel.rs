@@ -1,0 +1,171 @@
+//! Bytes between two connections, copied and not understood.
+//!
+//! Invariants: a side that ends is told to the other, and the other direction goes on; a tunnel in which nothing moves holds no buffer.
+
+use std::cell::RefCell;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+/// Read at once. One such buffer is shared by all tunnels of a thread, because bytes stay in it only until they are written.
+const AT_ONCE: usize = 64 << 10;
+
+thread_local! {
+    static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; AT_ONCE].into_boxed_slice());
+}
+
+/// Copies both ways until both sides have ended, or one fails. `first` goes to the client before anything else.
+pub(crate) async fn run(client: Upgraded, backend: TcpStream, first: Bytes) -> io::Result<()> {
+    // Nearly always a plain socket, which is read without the detour.
+    match client.downcast::<TokioIo<TcpStream>>() {
+        Ok(parts) => both(parts.io.into_inner(), backend, (parts.read_buf, first)).await,
+        Err(client) => both(TokioIo::new(client), backend, (Bytes::new(), first)).await,
+    }
+}
+
+async fn both<C>(mut client: C, mut backend: TcpStream, read: (Bytes, Bytes)) -> io::Result<()>
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut up, mut down) = (Flow::new(read.0), Flow::new(read.1));
+    std::future::poll_fn(|cx| {
+        let up = up.poll(cx, &mut client, &mut backend)?;
+        let down = down.poll(cx, &mut backend, &mut client)?;
+        if up.is_ready() && down.is_ready() { Poll::Ready(Ok(())) } else { Poll::Pending }
+    })
+    .await
+}
+
+/// One direction.
+struct Flow {
+    /// Read, and not taken by the other side yet. At most [`AT_ONCE`].
+    left: Bytes,
+    state: State,
+}
+
+#[derive(PartialEq, Eq)]
+enum State {
+    Open,
+    Written,
+    Ended,
+    Over,
+}
+
+impl Flow {
+    fn new(left: Bytes) -> Self {
+        Self { left, state: State::Written }
+    }
+
+    fn poll<F, T>(&mut self, cx: &mut Context<'_>, from: &mut F, to: &mut T) -> Poll<io::Result<()>>
+    where
+        F: AsyncRead + Unpin,
+        T: AsyncWrite + Unpin,
+    {
+        loop {
+            while !self.left.is_empty() {
+                let count = ready!(Pin::new(&mut *to).poll_write(cx, &self.left))?;
+                if count == 0 {
+                    return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+                }
+                self.left.advance(count);
+                self.state = State::Written;
+            }
+            // Lets go of what was allocated for it.
+            self.left = Bytes::new();
+            match self.state {
+                State::Over => return Poll::Ready(Ok(())),
+                State::Ended => {
+                    ready!(Pin::new(&mut *to).poll_shutdown(cx))?;
+                    self.state = State::Over;
+                }
+                State::Open | State::Written => {
+                    if self.poll_move(cx, from, to)?.is_pending() {
+                        // Nothing more to come for now, so what is there has to go out.
+                        if self.state == State::Written {
+                            ready!(Pin::new(&mut *to).poll_flush(cx))?;
+                            self.state = State::Open;
+                        }
+                        return Poll::Pending;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads once, and writes what can be written of it.
+    fn poll_move<F, T>(&mut self, cx: &mut Context<'_>, from: &mut F, to: &mut T) -> Poll<io::Result<()>>
+    where
+        F: AsyncRead + Unpin,
+        T: AsyncWrite + Unpin,
+    {
+        BUFFER.with_borrow_mut(|buffer| {
+            let mut buffer = ReadBuf::new(buffer);
+            ready!(Pin::new(from).poll_read(cx, &mut buffer))?;
+            let read = buffer.filled();
+            if read.is_empty() {
+                self.state = State::Ended;
+                return Poll::Ready(Ok(()));
+            }
+            let taken = match Pin::new(to).poll_write(cx, read)? {
+                Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(count) => count,
+                Poll::Pending => 0,
+            };
+            self.state = State::Written;
+            self.left = Bytes::copy_from_slice(&read[taken..]);
+            Poll::Ready(Ok(()))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (one, other) = tokio::join!(TcpStream::connect(address), listener.accept());
+        (one.unwrap(), other.unwrap().0)
+    }
+
+    #[tokio::test]
+    async fn what_one_side_sends_the_other_gets_after_its_end_too() {
+        let ((mut client, inner), (mut backend, outer)) = (pair().await, pair().await);
+        let tunnel = tokio::spawn(both(inner, outer, (Bytes::from_static(b"a"), Bytes::from_static(b"b"))));
+        // More than the sockets hold, so that the tunnel has to wait for both.
+        let big: Vec<u8> = (0..20 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
+        let sent = big.clone();
+        let sending = tokio::spawn(async move {
+            client.write_all(&sent).await.unwrap();
+            client.shutdown().await.unwrap();
+            let mut got = Vec::new();
+            client.read_to_end(&mut got).await.unwrap();
+            got
+        });
+        let mut got = Vec::new();
+        backend.read_to_end(&mut got).await.unwrap();
+        assert!(got[0] == b'a' && got[1..] == big[..]);
+        backend.write_all(b"late").await.unwrap();
+        backend.shutdown().await.unwrap();
+        assert_eq!(sending.await.unwrap(), b"blate");
+        tunnel.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_side_that_is_gone_ends_it() {
+        let ((client, inner), (backend, outer)) = (pair().await, pair().await);
+        let tunnel = tokio::spawn(both(inner, outer, (Bytes::new(), Bytes::new())));
+        drop((client, backend));
+        let _ = tunnel.await.unwrap();
+    }
+}

@@ -1,0 +1,68 @@
+//! Who passes.
+
+use super::*;
+
+#[tokio::test]
+async fn the_table_of_access() {
+    let stage = Stage::new(20, RouteFrom::HeaderOrHost).await;
+    let port = stage.port;
+    let (short, full) = (signed(Generation::Short, UUID, port), signed(Generation::Full, UUID, port));
+    let other_port = Route { port: port ^ 1, ..short.clone() };
+    let expired = Route::signed(&key(), Generation::Short, (UUID, port), Expiry::at(1));
+    let stranger = Key { id: 'z', ..key() };
+    let unknown = Route::signed(&stranger, Generation::Short, (UUID, port), Expiry::at(u64::MAX));
+    let plain = format!("{UUID}-{port}");
+    let packed = Route::packed(&key(), (UUID, port), Expiry::at(Moment::now().wall + 1000)).unwrap();
+    const TOKEN: &str = "OpenSandbox-Secure-Access: secret\r\n";
+    for (route, headers, status) in [
+        (plain.clone(), "", 401),
+        (plain.clone(), TOKEN, 200),
+        (plain.clone(), "OpenSandbox-Secure-Access:  secret \r\n", 200),
+        (plain.clone(), "OpenSandbox-Secure-Access: secrez\r\n", 401),
+        (short.label(), "", 200),
+        (full.label(), "", 200),
+        (packed, "", 200),
+        // A header that is there decides, even an empty one.
+        (full.label(), "OpenSandbox-Secure-Access: secrez\r\n", 401),
+        (full.label(), "OpenSandbox-Secure-Access:\r\n", 401),
+        (expired.label(), TOKEN, 200),
+        (expired.label(), "", 401),
+        (unknown.label(), "", 401),
+        (other_port.label(), "", 401),
+        (format!("tokenless-{port}"), "", 401),
+        (format!("tokenless-{port}"), "OpenSandbox-Secure-Access:\r\n", 401),
+        // Whoever asks for nothing ignores everything.
+        (format!("box-{port}"), "OpenSandbox-Secure-Access: x\r\n", 200),
+        (signed(Generation::Short, "box", port).label(), "", 200),
+    ] {
+        let seen = stage.to(&route, headers).await;
+        assert_eq!(seen.status, status, "{route} {headers}: {seen:?}");
+        assert_eq!(seen.is_ours(), status != 200);
+    }
+    assert_eq!(stage.known.used.lock().unwrap().len(), 8, "who does not pass does not count");
+}
+
+#[tokio::test]
+async fn without_keys_signed_routes_cannot_be_checked() {
+    let keyless =
+        |settings| GatewaySettings { door: Access::new(Keys::default(), Generation::Full), ..settings };
+    let stage = Stage::with(21, RouteFrom::HeaderOrHost, keyless).await;
+    let seen = stage.to(&signed(Generation::Full, UUID, stage.port).label(), "").await;
+    assert_eq!((seen.status, seen.is_ours()), (503, true));
+    let with_token = "OpenSandbox-Secure-Access: secret\r\n";
+    assert_eq!(stage.to(&format!("{UUID}-{}", stage.port), with_token).await.status, 200);
+}
+
+#[tokio::test]
+async fn guessing_short_signatures_ends_soon() {
+    let stage = Stage::new(22, RouteFrom::HeaderOrHost).await;
+    let wrong = Route { port: stage.port, ..signed(Generation::Short, UUID, stage.port ^ 1) };
+    let mut statuses = Vec::new();
+    for _ in 0..70 {
+        statuses.push(stage.to(&wrong.label(), "").await.status);
+    }
+    assert_eq!((statuses[0], statuses.last()), (401, Some(&429)));
+    assert_eq!(stage.to(&signed(Generation::Full, UUID, stage.port).label(), "").await.status, 200);
+    let other = Route { id: "guarded".to_owned(), ..wrong };
+    assert_eq!(stage.to(&other.label(), "").await.status, 401, "another sandbox is another matter");
+}

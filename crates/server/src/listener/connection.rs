@@ -1,0 +1,211 @@
+//! One connection, from the TLS handshake to its end.
+
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{body::Body, extract::ConnectInfo, response::Response};
+use bytes::BytesMut;
+use http::{HeaderValue, Request, StatusCode, Version, header};
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::AsyncReadExt,
+    net::TcpStream,
+    time::{timeout, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use super::{
+    accept::Tasks,
+    gate::Gate,
+    inspector::Inspector,
+    malformed::Malformed,
+    multiplexed::{Activity, Exchange},
+    settings::{Scheme, Serving, Transport},
+    stream::Stream,
+    upload::Upload,
+    wire::{Open, Wire},
+};
+
+/// What an HTTP/2 connection starts with.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Clients keep idle connections for about as long as the configured time; closing a little later lets them close first.
+const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(5);
+/// A silent peer is asked whether it is still there, and given up when it does not say so.
+const PING_EVERY: Duration = Duration::from_secs(30);
+const PONG_WITHIN: Duration = Duration::from_secs(20);
+
+/// A connection that was accepted.
+pub(super) struct Accepted {
+    pub(super) stream: TcpStream,
+    pub(super) peer: SocketAddr,
+    pub(super) open: Open,
+}
+
+/// What all connections of a listener share.
+pub(super) struct Shared {
+    pub(super) serving: Serving,
+    pub(super) tasks: Tasks,
+    pub(super) stop: CancellationToken,
+}
+
+/// Why a connection ended before its time. Clients come and go as they like: for the log only.
+pub(super) type Ended = Box<dyn std::error::Error + Send + Sync>;
+
+/// Serves it to its end, or until it is an upgraded one.
+pub(super) async fn serve(shared: Arc<Shared>, accepted: Accepted) -> Result<(), Ended> {
+    let Accepted { stream, peer, open } = accepted;
+    // Small frames (events, keystrokes) must not wait for an acknowledgement.
+    let _ = stream.set_nodelay(true);
+    let Some((stream, begun)) = first_bytes(&shared, stream).await? else { return Ok(()) };
+    let scheme = if matches!(stream, Stream::Tls(_)) { Scheme::Https } else { Scheme::Http };
+    let limits = &shared.serving.limits;
+    let (gate, connection) = (Arc::<Gate>::default(), Connection { shared: shared.clone(), peer, scheme });
+    if begun.starts_with(PREFACE) {
+        let wire = Wire::new((stream, begun), Inspector::blind(limits), gate, limits, open);
+        return connection.serve_2(TokioIo::new(wire)).await;
+    }
+    let wire = Wire::new((stream, begun), Inspector::new(limits), gate.clone(), limits, open);
+    connection.serve_1(TokioIo::new(wire), gate).await
+}
+
+/// Whatever lies on top of TCP, and enough bytes to tell the version by. `None` when nothing comes.
+async fn first_bytes(shared: &Shared, stream: TcpStream) -> Result<Option<(Stream, BytesMut)>, Ended> {
+    let limits = &shared.serving.limits;
+    let mut stream = match &shared.serving.transport {
+        Transport::Plain => Stream::Plain(stream),
+        Transport::Tls(certificates) => {
+            Stream::Tls(Box::new(timeout(limits.head, certificates.acceptor().accept(stream)).await??))
+        }
+    };
+    let mut begun = BytesMut::with_capacity(512);
+    let first = tokio::select! {
+        read = timeout(limits.keep_alive + KEEP_ALIVE_MARGIN, stream.read_buf(&mut begun)) => read??,
+        () = shared.stop.cancelled() => 0,
+    };
+    if first == 0 {
+        return Ok(None);
+    }
+    let deadline = tokio::time::Instant::now() + limits.head;
+    while begun.len() < PREFACE.len() && PREFACE.starts_with(&begun) {
+        if timeout_at(deadline, stream.read_buf(&mut begun)).await?? == 0 {
+            return Ok(None);
+        }
+    }
+    Ok(Some((stream, begun)))
+}
+
+#[derive(Clone)]
+struct Connection {
+    shared: Arc<Shared>,
+    peer: SocketAddr,
+    scheme: Scheme,
+}
+
+impl Connection {
+    async fn serve_1(self, wire: TokioIo<Wire>, gate: Arc<Gate>) -> Result<(), Ended> {
+        let limits = &self.shared.serving.limits;
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .max_headers(limits.head_fields)
+            .max_header_size(limits.head_bytes + 64)
+            // Partial heads do not get this far, so this is the time without a request.
+            .header_read_timeout(limits.keep_alive + KEEP_ALIVE_MARGIN);
+        let stop = self.shared.stop.clone();
+        let service = service_fn(move |request| {
+            let (connection, gate) = (self.clone(), gate.clone());
+            async move { Ok::<_, Infallible>(connection.answer_1(&gate, request).await) }
+        });
+        let mut serving = std::pin::pin!(http.serve_connection(wire, service).with_upgrades());
+        tokio::select! {
+            ended = &mut serving => return Ok(ended?),
+            () = stop.cancelled() => serving.as_mut().graceful_shutdown(),
+        }
+        Ok(serving.await?)
+    }
+
+    async fn answer_1(&self, gate: &Gate, request: Request<Incoming>) -> Response {
+        if let Some(malformed) = gate.refusal(request.method()) {
+            return self.refuse(malformed);
+        }
+        let asks_for_upgrade =
+            request.version() == Version::HTTP_11 && request.headers().contains_key(header::UPGRADE);
+        let (request, progress) = Upload::of(request, self.shared.serving.limits.body_silence);
+        let mut response = self.route(request.map(Body::new)).await;
+        progress.answered();
+        let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let broken = gate.broken().or(progress.silent().then_some(Malformed::TooSlow));
+        if let Some(malformed) = broken.filter(|_| !upgraded) {
+            response = self.refuse(malformed);
+        }
+        if asks_for_upgrade {
+            gate.decide(upgraded);
+        }
+        response
+    }
+
+    /// The answer to what is malformed; nothing else is read from an HTTP/1 connection after it.
+    fn refuse(&self, malformed: Malformed) -> Response {
+        tracing::debug!(peer = %self.peer, %malformed, "a request was refused for its form");
+        let mut response = (self.shared.serving.refuse)(malformed);
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        response
+    }
+
+    async fn serve_2(self, wire: TokioIo<Wire>) -> Result<(), Ended> {
+        let limits = self.shared.serving.limits;
+        let mut http = http2::Builder::new(self.shared.tasks.clone());
+        http.timer(TokioTimer::new())
+            .enable_connect_protocol()
+            .max_concurrent_streams(limits.streams)
+            .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
+            .keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PONG_WITHIN);
+        let stop = self.shared.stop.clone();
+        let activity = Activity::default();
+        let idle = activity.idle(limits.keep_alive + KEEP_ALIVE_MARGIN);
+        let service = service_fn(move |request| {
+            let (connection, busy) = (self.clone(), activity.begin());
+            async move {
+                let response = connection.answer_2(request).await;
+                Ok::<_, Infallible>(response.map(|body| busy.until_end_of(body)))
+            }
+        });
+        let mut serving = std::pin::pin!(http.serve_connection(wire, service));
+        // Told to go away, a client opens another connection; what it has open here goes on.
+        tokio::select! {
+            ended = &mut serving => return Ok(ended?),
+            () = stop.cancelled() => {}
+            () = idle => {}
+        }
+        serving.as_mut().graceful_shutdown();
+        Ok(serving.await?)
+    }
+
+    async fn answer_2(&self, mut request: Request<Incoming>) -> Response {
+        let exchange = match Exchange::admit(&mut request, &self.shared.serving.limits) {
+            Ok(exchange) => exchange,
+            Err(malformed) => return self.refuse(malformed),
+        };
+        let (request, progress) = Upload::of(request, self.shared.serving.limits.body_silence);
+        let response = self.route(request.map(Body::new)).await;
+        progress.answered();
+        if progress.silent() {
+            return self.refuse(Malformed::TooSlow);
+        }
+        exchange.answer(response)
+    }
+
+    async fn route(&self, mut request: Request<Body>) -> Response {
+        request.extensions_mut().insert(ConnectInfo(self.peer));
+        request.extensions_mut().insert(self.scheme);
+        match self.shared.serving.router.clone().oneshot(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+}

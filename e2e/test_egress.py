@@ -1,0 +1,358 @@
+"""Egress policies and the credential vault on the embedded runtime, with the published clients, against a world of the test's own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from opensandbox import SandboxSync
+from opensandbox.config import ConnectionConfigSync
+from opensandbox.models.sandboxes import (
+    Credential,
+    CredentialAuth,
+    CredentialBinding,
+    CredentialMatch,
+    CredentialProxyConfig,
+    InlineCredentialSource,
+    NetworkPolicy,
+    NetworkRule,
+)
+
+from conftest import texts
+from egress_world import BARE, NAMES, RESOLVER, World
+from stack import Stack, wait_for
+
+pytestmark = pytest.mark.sandglass
+
+SECRET = "s3cr3t-of-the-test"
+OSB = str(Path(sys.executable).with_name("osb"))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    with World(tmp_path_factory.mktemp("world")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def stack(world, tmp_path_factory):
+    """A server for which the world's authority is one of the host's: the host itself stays as it is."""
+    certificates = tmp_path_factory.mktemp("certs")
+    # The image `host` shows what everybody may read.
+    certificates.chmod(0o755)
+    bundle = Path("/etc/ssl/certs/ca-certificates.crt")
+    own = bundle.read_text() if bundle.exists() else ""
+    (certificates / "ca-certificates.crt").write_text(own + world.authority.read_text())
+    (certificates / "world.pem").write_text(world.authority.read_text())
+    wrapper = tmp_path_factory.mktemp("bin") / "sandglass"
+    inner = 'mount --bind "$0" /etc/ssl/certs && exec "$@"'
+    binary = os.environ["SANDGLASS_BIN"]
+    wrapper.write_text(
+        f"#!/bin/sh\nexec unshare --mount --propagation private sh -c '{inner}' {certificates} {binary} \"$@\"\n"
+    )
+    wrapper.chmod(0o755)
+    made = Stack(binary=str(wrapper), config={"embedded": {"dns": [RESOLVER]}})
+    made.start()
+    yield made
+    problems = made.close()
+    assert not problems, "\n".join(problems)
+
+
+@pytest.fixture(scope="module")
+def api(stack):
+    with httpx.Client(base_url=stack.url, headers={"OPEN-SANDBOX-API-KEY": stack.key}, timeout=60) as client:
+        yield client
+
+
+def allow(*targets, default="deny"):
+    return NetworkPolicy(defaultAction=default, egress=[NetworkRule(action="allow", target=t) for t in targets])
+
+
+@pytest.fixture
+def create(stack, api):
+    """Sandboxes with a policy, deleted after the test."""
+    made = []
+
+    def make(policy=None, **keys):
+        config = ConnectionConfigSync(domain=stack.domain, api_key=stack.key)
+        sandbox = SandboxSync.create(
+            "host",
+            connection_config=config,
+            timeout=timedelta(minutes=10),
+            resource={"cpu": "1", "memory": "512Mi"},
+            network_policy=policy if policy is not None else allow("allowed.test"),
+            **keys,
+        )
+        made.append(sandbox)
+        return sandbox
+
+    yield make
+    for sandbox in made:
+        assert api.delete(f"/v1/sandboxes/{sandbox.id}").status_code in (204, 404)
+        sandbox.close()
+
+
+def run(sandbox, command):
+    done = sandbox.commands.run(command)
+    return SimpleNamespace(
+        code=done.exit_code, out="\n".join(texts(done.logs.stdout)), err="\n".join(texts(done.logs.stderr))
+    )
+
+
+def curl(sandbox, url, options="", seconds=8):
+    """A bounded request; what is refused has to be refused long before that."""
+    return run(sandbox, f"curl -sS --noproxy '*' -m {seconds} {options} {url}")
+
+
+def refused(done):
+    """Not by the clock of the client, whose code is 28."""
+    return done.code not in (0, 28)
+
+
+def events(api, sandbox, kind=None):
+    answer = api.get(f"/v1/sandboxes/{sandbox.id}/diagnostics/events", params={"scope": "all", "limit": 500})
+    assert answer.status_code == 200, answer.text
+    text = answer.json()["content"]
+    return [line for line in text.splitlines() if kind is None or kind in line]
+
+
+def enforcer(stack, sandbox):
+    return (stack.document(sandbox.id, "state.json").get("enforcer") or {}).get("pid")
+
+
+def test_what_is_allowed_gets_out_and_the_rest_fails_fast(create, api, world):
+    sandbox = create()
+    assert curl(sandbox, "http://allowed.test/").out == f"hello from {NAMES['allowed.test']}"
+    assert curl(sandbox, "https://allowed.test/").out == f"hello from {NAMES['allowed.test']}"
+    begun = time.monotonic()
+    # By name, by address, by a name in the wrong place.
+    for url, options in [
+        ("http://other.test/", ""),
+        (f"http://{NAMES['other.test']}/", ""),
+        (f"https://{BARE}/", "-k"),
+        ("http://allowed.test/", "-H 'Host: other.test'"),
+        ("https://other.test/", f"-k --connect-to other.test:443:{NAMES['allowed.test']}:443"),
+    ]:
+        done = curl(sandbox, url, f"{options} -f")
+        assert refused(done), (url, done)
+    print(f"five refusals in {time.monotonic() - begun:.2f} s")
+    told = wait_for(lambda: events(api, sandbox, "egress.denied"))
+    assert any("other.test" in line for line in told), told
+    stream = api.get(f"/v1/sandboxes/{sandbox.id}/events", params={"types": "egress"}).json()["items"]
+    assert {event["type"] for event in stream} <= {"egress.denied", "egress.noted"}, stream
+    assert any("other.test" in event["data"]["message"] for event in stream), stream
+    assert all(request["at"] == NAMES["allowed.test"] for request in world.requests())
+
+
+def test_the_policy_changes_through_the_sdk_and_osb(create, stack, tmp_path):
+    sandbox = create()
+    assert refused(curl(sandbox, "http://other.test/"))
+    sandbox.patch_egress_rules([NetworkRule(action="allow", target="other.test")])
+    assert curl(sandbox, "http://other.test/").code == 0
+    policy = sandbox.get_egress_policy()
+    assert (policy.default_action, [(r.action, r.target) for r in policy.egress]) == (
+        "deny",
+        [("allow", "other.test"), ("allow", "allowed.test")],
+    )
+    sandbox.delete_egress_rules(["other.test"])
+    assert refused(curl(sandbox, "http://other.test/"))
+
+    environment = {
+        **{"PATH": os.environ["PATH"], "HOME": str(tmp_path), "NO_COLOR": "1", "COLUMNS": "200"},
+        **{"OPEN_SANDBOX_DOMAIN": stack.domain, "OPEN_SANDBOX_API_KEY": stack.key},
+    }
+
+    def osb(*arguments):
+        done = subprocess.run(
+            [OSB, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    osb("egress", "patch", sandbox.id, "--rule", "allow=*.wild.test", "-o", "json")
+    assert curl(sandbox, "http://sub.wild.test/").code == 0
+    assert "*.wild.test" in osb("egress", "get", sandbox.id, "-o", "json")
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps({"defaultAction": "deny", "egress": [{"action": "allow", "target": "allowed.test"}]}))
+    made = json.loads(
+        osb("sandbox", "create", "--image", "host", "-t", "10m", "--network-policy-file", str(file), "-o", "json")
+    )
+    try:
+        assert "allowed.test" in osb("egress", "get", made["id"], "-o", "json")
+    finally:
+        osb("sandbox", "kill", made["id"])
+
+
+def test_the_policy_route_of_the_lifecycle_api(create, api):
+    sandbox = create()
+    route = f"/v1/sandboxes/{sandbox.id}/networkpolicy"
+    seen = api.get(route).json()
+    assert (seen["status"], seen["enforcementMode"], seen["policy"]["defaultAction"]) == ("ok", "dns+nft", "deny")
+    whole = {"defaultAction": "deny", "egress": [{"action": "allow", "target": "other.test"}]}
+    assert api.put(route, json=whole).status_code == 200
+    assert curl(sandbox, "http://other.test/").code == 0
+    assert refused(curl(sandbox, "http://allowed.test/"))
+    assert api.patch(route, json=[{"action": "allow", "target": BARE}]).status_code == 200
+    assert curl(sandbox, f"http://{BARE}/").code == 0
+    assert api.request("DELETE", route, json=["other.test"]).status_code == 200
+    assert [rule["target"] for rule in api.get(route).json()["policy"]["egress"]] == [BARE]
+    assert api.patch(route, json=[{"action": "maybe", "target": "x"}]).status_code in (400, 422)
+
+
+def test_a_sandbox_without_a_policy_has_no_enforcer(stack, api):
+    made = api.post("/v1/sandboxes", json={"image": {"uri": "host"}, "entrypoint": ["sleep", "600"], "timeout": 300, "resourceLimits": {}})
+    assert made.status_code == 202, made.text
+    sandbox = SimpleNamespace(id=made.json()["id"])
+    try:
+        assert wait_for(lambda: stack.document(sandbox.id, "state.json").get("phase") == "running")
+        assert enforcer(stack, sandbox) is None
+        assert api.get(f"/v1/sandboxes/{sandbox.id}/networkpolicy").status_code != 200
+    finally:
+        api.delete(f"/v1/sandboxes/{sandbox.id}")
+
+
+def vault(sandbox, path="/*"):
+    return sandbox.credential_vault.create(
+        credentials=[Credential(name="token", source=InlineCredentialSource(value=SECRET))],
+        bindings=[
+            CredentialBinding(
+                name="web",
+                match=CredentialMatch(hosts=["allowed.test"], methods=["GET"], paths=[path]),
+                auth=CredentialAuth(type="bearer", credential="token"),
+            )
+        ],
+    )
+
+
+def proxied(create, policy=None):
+    return create(policy, credential_proxy=CredentialProxyConfig(enabled=True))
+
+
+def test_a_credential_is_lent_to_requests_and_never_seen_inside(create, api, world, stack):
+    sandbox = proxied(create, allow("allowed.test", "other.test"))
+    state = vault(sandbox)
+    assert state.revision == 1
+    begun = len(world.requests())
+    for client in ("curl -sS -m 10", "python3 -c 'import sys,urllib.request as u; print(u.urlopen(sys.argv[1]).read())'"):
+        done = run(sandbox, f"{client} https://allowed.test/data")
+        assert done.code == 0 and "hello" in done.out, done
+    assert run(sandbox, "curl -sS -m 10 https://other.test/").code == 0
+    seen = world.requests()[begun:]
+    lent = [request["headers"].get("authorization") for request in seen]
+    assert lent == [f"Bearer {SECRET}", f"Bearer {SECRET}", None], seen
+    # A pattern that does not find the search itself.
+    pattern = f"'{SECRET[:-1]}[{SECRET[-1]}]'"
+    found = run(sandbox, f"grep -rl {pattern} /proc/*/environ /proc/*/cmdline /opt/opensandbox /etc /tmp 2>/dev/null")
+    assert found.out == ""
+    assert wait_for(lambda: events(api, sandbox, "egress.injected"))
+    sandbox.credential_vault.delete()
+    run(sandbox, "curl -sS -m 10 https://allowed.test/data")
+    assert "authorization" not in world.requests()[-1]["headers"]
+    # Nowhere but in the enforcer's memory.
+    folder = stack.state / "sandboxes" / sandbox.id
+    kept = subprocess.run(["grep", "-rl", SECRET, str(folder), str(stack.log)], capture_output=True, text=True, check=False)
+    assert kept.stdout == ""
+
+
+def test_a_killed_enforcer_comes_back_with_the_policy_of_then(create, api, stack):
+    sandbox = create()
+    sandbox.patch_egress_rules([NetworkRule(action="allow", target="other.test")])
+    first = enforcer(stack, sandbox)
+    for _ in range(2):
+        before = enforcer(stack, sandbox)
+        os.kill(before, signal.SIGKILL)
+        # While nobody decides, nothing new gets out.
+        assert refused(curl(sandbox, f"http://{BARE}/"))
+        assert wait_for(lambda: enforcer(stack, sandbox) not in (None, before))
+        assert wait_for(lambda: curl(sandbox, "http://other.test/").code == 0, 20)
+        assert refused(curl(sandbox, f"http://{BARE}/"))
+        assert refused(curl(sandbox, "http://sub.wild.test/"))
+    assert enforcer(stack, sandbox) != first
+    assert [rule.target for rule in sandbox.get_egress_policy().egress] == ["other.test", "allowed.test"]
+    assert events(api, sandbox, "killed by signal 9")
+
+
+def test_policies_and_authority_outlive_pauses_and_servers(create, api, stack, world):
+    sandbox = proxied(create, allow("allowed.test"))
+    vault(sandbox)
+    authority = run(sandbox, "cat /opt/opensandbox/mitmproxy-ca-cert.pem").out
+    assert "BEGIN CERTIFICATE" in authority
+    pid = enforcer(stack, sandbox)
+    sandbox.pause()
+    assert wait_for(lambda: sandbox.get_info().status.state == "Paused")
+    stack.kill()
+    stack.start()
+    assert api.post(f"/v1/sandboxes/{sandbox.id}/resume").status_code == 202
+    assert wait_for(lambda: sandbox.get_info().status.state == "Running")
+    assert enforcer(stack, sandbox) == pid
+    assert wait_for(lambda: run(sandbox, "curl -sS -m 10 https://allowed.test/again").code == 0)
+    assert world.requests()[-1]["headers"]["authorization"] == f"Bearer {SECRET}"
+    assert refused(curl(sandbox, "http://other.test/"))
+    assert run(sandbox, "cat /opt/opensandbox/mitmproxy-ca-cert.pem").out == authority
+    assert sandbox.credential_vault.get().revision == 1
+    sandbox.patch_egress_rules([NetworkRule(action="allow", target="other.test")])
+    assert run(sandbox, "curl -sS -m 10 https://other.test/").code == 0
+
+
+def test_a_killed_shim_ends_the_sandbox_and_leaves_nothing(create, api, stack):
+    sandbox = create()
+    pid, shim = enforcer(stack, sandbox), stack.document(sandbox.id, "state.json")["shimPid"]
+    os.kill(shim, signal.SIGKILL)
+    assert wait_for(lambda: api.get(f"/v1/sandboxes/{sandbox.id}").json()["status"]["state"] == "Failed")
+    assert wait_for(lambda: not Path(f"/proc/{pid}").exists())
+    assert api.delete(f"/v1/sandboxes/{sandbox.id}").status_code == 204
+    living = {one["id"] for one in api.get("/v1/sandboxes").json()["items"]}
+    assert not stack.wait_clean(living)
+
+
+def test_the_enforcer_is_out_of_the_sandboxs_reach(create, stack):
+    sandbox = create()
+    address = run(sandbox, "hostname -I").out.split()[0]
+    for target in ("169.254.1.1", "169.254.1.2", "169.254.1.3", "127.0.0.1", address):
+        for port in (18080, 15353, 18081):
+            assert curl(sandbox, f"http://{target}:{port}/policy", seconds=1).code != 0, (target, port)
+    assert "sandglass-egress" not in run(sandbox, "ps -eo args").out
+    # A program on the enforcer's port hears nothing of what is for the enforcer.
+    run(sandbox, "nohup python3 -m http.server 18080 --bind 0.0.0.0 >/tmp/heard 2>&1 &")
+    os.kill(enforcer(stack, sandbox), signal.SIGKILL)
+    for _ in range(5):
+        try:
+            sandbox.get_egress_policy()
+        except Exception:  # noqa: BLE001 - whatever the client says while the enforcer is away
+            pass
+    assert wait_for(lambda: enforcer(stack, sandbox))
+    assert wait_for(lambda: answers(sandbox))
+    assert "/policy" not in run(sandbox, "cat /tmp/heard").out
+
+
+def answers(sandbox):
+    try:
+        return sandbox.get_egress_policy() is not None
+    except Exception:  # noqa: BLE001
+        return False
+
+
+def test_how_long_a_create_takes_with_a_policy(api):
+    def once(**policy):
+        begun = time.perf_counter()
+        answer = api.post(
+            "/v1/sandboxes",
+            json={"image": {"uri": "host"}, "entrypoint": ["sleep", "600"], "timeout": 300, "resourceLimits": {}, **policy},
+        )
+        assert answer.status_code == 202, answer.text
+        taken = time.perf_counter() - begun
+        api.delete(f"/v1/sandboxes/{answer.json()['id']}")
+        return taken * 1000
+
+    policy = {"networkPolicy": {"defaultAction": "deny", "egress": [{"action": "allow", "target": "allowed.test"}]}}
+    kinds = {"none": {}, "policy": policy, "with vault": {**policy, "credentialProxy": {"enabled": True}}}
+    for name, keys in kinds.items():
+        taken = sorted(once(**keys) for _ in range(10))
+        print(f"create, {name}: p50 {taken[5]:.1f} ms, worst {taken[-1]:.1f} ms")
