@@ -29,6 +29,11 @@ pub enum First {
     Foreign,
 }
 
+/// Whether it is HTTP without TLS: its first line is a request's, or the preface of HTTP/2. For those who read what follows themselves.
+pub fn begins_request(bytes: &[u8]) -> bool {
+    tls::begins(bytes) == Some(false) && http::begins_request(bytes)
+}
+
 /// Reads the first bytes of what a client sends. Once this is not [`First::More`], more bytes do not change it.
 pub fn read(bytes: &[u8]) -> First {
     let seen = &bytes[..bytes.len().min(LIMIT)];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::first::{First, LIMIT, Protocol, read};
+use super::first::{First, LIMIT, Protocol, begins_request, read};
 use super::host::Host;
 
 /// A real client's first message.
@@ -151,11 +151,41 @@ fn requests_that_servers_may_read_differently_are_broken() {
         " GET / HTTP/1.1\r\nHost: good.example\r\n\r\n",
         "GET\t/ HTTP/1.1\r\nHost: good.example\r\n\r\n",
         "GET /\r\n",
+        "GET\r\n",
+        "GET\u{b}/\u{b}HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "PROPFIND\u{c}/ HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "\u{b}GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "\u{a0}GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "\u{feff}GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "@ / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "G@T / http/1.1\r\nHost: evil.example\r\n\r\n",
+        "x\rGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "GET / HTTP/1.1\0\r\nHost: evil.example\r\n\r\n",
     ] {
         assert_eq!(read(request.as_bytes()), First::Broken(Protocol::Http), "{request:?}");
     }
+    let long_word = format!("{} / HTTP/1.1\r\nHost: good.example\r\n\r\n", "X".repeat(40));
+    assert!(matches!(read(long_word.as_bytes()), First::Named { .. }));
+    assert_eq!(read(&[b'X'; 9000]), First::Broken(Protocol::Http));
+    assert_eq!(read(&[0xff; 9000]), First::Broken(Protocol::Http));
     let endless = format!("GET / HTTP/1.1\r\nX: {}", "y".repeat(LIMIT));
     assert_eq!(read(endless.as_bytes()), First::Broken(Protocol::Http));
+}
+
+#[test]
+fn a_request_line_tells_a_request_whatever_follows() {
+    for request in [
+        "\r\n\nGET / HTTP/1.1\r\n",
+        "PROPFIND /a HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        "PRI * HTTP/2.0\r\n",
+    ] {
+        assert!(begins_request(request.as_bytes()), "{request:?}");
+    }
+    for other in
+        ["", "GET / HTTP/1.1", "GET / HTTP/1.1 \r\n", "GET /\r\n", "SSH-2.0-x\r\n", "\u{16}\u{3}\u{1}"]
+    {
+        assert!(!begins_request(other.as_bytes()), "{other:?}");
+    }
 }
 
 #[test]
@@ -167,13 +197,18 @@ fn protocols_without_names_are_foreign() {
         b"get some:key\r\n",
         b"PING\r\n",
         b"\0\0\0\x08\x04\xd2\x16\x2f",
-        &[0xff; 40],
-        &[b'a'; 40],
+        b"\xff\xff\xff\x04\xff",
+        b"\xff\xff\xff\r\n",
+        b"AMQP\0\0\x09\x01",
+        b"QUIT\r\n",
+        b"(hello)\n",
     ] {
         assert_eq!(read(bytes), First::Foreign, "{bytes:?}");
     }
     assert_eq!(read(b""), First::More);
     assert_eq!(read(b"GE"), First::More);
+    assert_eq!(read(&[b'a'; 40]), First::More);
+    assert_eq!(read(b"@ / HTT"), First::More);
     assert_eq!(read(b"GET / HTTP/1.1\r\nHost: good.example\r\n"), First::More);
 }
 
@@ -189,6 +224,7 @@ fn anything() -> impl Strategy<Value = Vec<u8>> {
         Just(vec![0x80, 0x2e, 1, 3, 1]),
         proptest::collection::vec(any::<u8>(), 0..200),
         "[A-Z]{0,5}[ \t\r\n]{0,3}[ -~\r\n]{0,60}".prop_map(String::into_bytes),
+        "[ -~\x00\x0b\u{a0}]{0,5}(GET)?[\x0b \x00]{0,2}/ ?[hH]TTP/1.1\r?\n".prop_map(String::into_bytes),
     ];
     let changes = proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..4);
     (samples, changes).prop_map(|(mut bytes, changes)| {
