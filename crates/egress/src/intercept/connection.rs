@@ -16,7 +16,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-use crate::audit::{Event, Gate};
+use crate::audit::Gate;
+use crate::inspect::first::Protocol as Spoken;
 use crate::vault::Scheme;
 
 use super::exchange::{Memory, Session, answer, relay};
@@ -86,10 +87,13 @@ async fn open(
         Opening::Hello(hello) => hello,
         // Without TLS nothing is lent on the port of TLS.
         Opening::Http(ahead) => return plain(shared, stream, ahead, destination, live).await,
-        Opening::Other(ahead) => return nameless(&shared, stream, ahead, destination, &live).await,
-        Opening::Broken => {
-            let denied = Denied { rule: "default (no TLS handshake that can be read)".to_owned() };
-            tell(&shared, None, destination, &denied);
+        Opening::Foreign(ahead) => return nameless(&shared, stream, ahead, destination, &live).await,
+        Opening::Broken(protocol) => {
+            let (by, rule) = match protocol {
+                Spoken::Tls => (Gate::Sni, "default (no TLS handshake that can be read)"),
+                Spoken::Http | Spoken::Http2 => (Gate::Http, "default (no request that can be read)"),
+            };
+            tell(&shared, by, None, destination, &Denied::new(rule));
             reset(stream);
             return Ok(());
         }
@@ -97,8 +101,14 @@ async fn open(
     let name = hello.name.as_deref();
     let wanted = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() };
     live.wants(name);
-    if let Err(denied) = judge(&*shared.rules, &*shared.resolved, wanted) {
-        tell(&shared, name, destination, &denied);
+    let judged = match hello.literal {
+        Some(literal) if literal != wanted.address => {
+            Err(Denied::new("default (the host is another address)"))
+        }
+        _ => judge(&*shared.rules, &*shared.resolved, wanted),
+    };
+    if let Err(denied) = judged {
+        tell(&shared, Gate::Sni, name, destination, &denied);
         return refuse(stream).await;
     }
     let bound = match (name, shared.lent.now()) {
@@ -125,7 +135,7 @@ async fn nameless(
 ) -> io::Result<()> {
     let wanted = Wanted { name: None, address: destination.ip().to_canonical(), port: destination.port() };
     if let Err(denied) = judge(&*shared.rules, &*shared.resolved, wanted) {
-        tell(shared, None, destination, &denied);
+        tell(shared, Gate::Sni, None, destination, &denied);
         reset(stream);
         return Ok(());
     }
@@ -153,14 +163,13 @@ async fn intercept(
     destination: SocketAddr,
     live: Arc<Live>,
 ) -> io::Result<()> {
-    let Hello { bytes, name, protocols } = hello;
+    let Hello { bytes, name, protocols, .. } = hello;
     let name = name.expect("only a name has bindings");
     let offers: Vec<Vec<u8>> =
         protocols.iter().filter(|p| matches!(p.as_slice(), b"h2" | b"http/1.1")).cloned().collect();
     if offers.is_empty() && !protocols.is_empty() {
-        let denied =
-            Denied { rule: "default (no application protocol in which credentials can be lent)".to_owned() };
-        tell(&shared, Some(&name), destination, &denied);
+        let denied = Denied::new("default (no application protocol in which credentials can be lent)");
+        tell(&shared, Gate::Sni, Some(&name), destination, &denied);
         return refuse(stream).await;
     }
     let opened = match shared.lent.now() {
@@ -247,10 +256,9 @@ fn server(key: Arc<CertifiedKey>, protocols: Vec<Vec<u8>>) -> Result<ServerConfi
     Ok(config)
 }
 
-fn tell(shared: &Shared, name: Option<&str>, destination: SocketAddr, denied: &Denied) {
-    let event: Event = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() }
-        .event(Gate::Sni, denied);
-    shared.audit.tell(event);
+fn tell(shared: &Shared, by: Gate, name: Option<&str>, destination: SocketAddr, denied: &Denied) {
+    let wanted = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() };
+    shared.audit.tell(wanted.event(by, denied));
 }
 
 /// Says so in TLS, then resets the connection: the client fails at once and knows why.

@@ -19,7 +19,7 @@ use crate::vault::{Active, Scheme, Selection, Target};
 
 use super::MAX_BODY;
 use super::host;
-use super::judge::{Wanted, judge};
+use super::judge::{Denied, Wanted, judge};
 use super::message::{self, Body, Held, Passed, refusal};
 use super::rewrite;
 use super::service::{Live, Shared};
@@ -124,9 +124,13 @@ async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<R
 
 /// The host of the request, if it may go to it.
 fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String>, Refused> {
-    let found = host::of(request, session.scheme)
-        .map_err(|unclear| Refused::new(StatusCode::BAD_REQUEST, unclear.to_string()))?;
     let (address, port) = (session.destination.ip().to_canonical(), session.destination.port());
+    let found = host::of(request, session.scheme).map_err(|unclear| {
+        let denied = Denied { rule: format!("default ({unclear})") };
+        let wanted = Wanted { name: session.name.as_deref(), address, port };
+        session.shared.audit.tell(wanted.event(Gate::Http, &denied));
+        Refused::new(StatusCode::BAD_REQUEST, unclear.to_string())
+    })?;
     if session.name.is_some() && found != session.name {
         let shown = found.unwrap_or_default();
         session.shared.audit.tell(Event::Denied {
@@ -146,7 +150,7 @@ fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String
     let wanted = Wanted { name: name.as_deref(), address, port };
     let elsewhere = literal.filter(|literal| *literal != address);
     let judged = match elsewhere {
-        Some(_) => Err(super::judge::Denied { rule: "default (the host is another address)".to_owned() }),
+        Some(_) => Err(Denied::new("default (the host is another address)")),
         None => judge(&*session.shared.rules, session, wanted),
     };
     if let Err(denied) = judged {

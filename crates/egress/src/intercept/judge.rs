@@ -19,6 +19,12 @@ pub(super) struct Denied {
     pub(super) rule: String,
 }
 
+impl Denied {
+    pub(super) fn new(rule: &str) -> Self {
+        Self { rule: rule.to_owned() }
+    }
+}
+
 impl Wanted<'_> {
     pub(super) fn event(&self, by: Gate, denied: &Denied) -> Event {
         Event::Denied {
@@ -52,14 +58,14 @@ pub(super) fn judge(rules: &dyn Rules, resolved: &dyn Resolved, wanted: Wanted<'
         return Ok(());
     }
     if special(wanted.address) {
-        return Err(Denied { rule: "default (a local address needs a rule of its own)".to_owned() });
+        return Err(Denied::new("default (a local address needs a rule of its own)"));
     }
     match wanted.name {
         // Whoever may go anywhere needs no name for it.
         _ if rules.default_action() == Action::Allow => Ok(()),
-        None => Err(Denied { rule: "default (no host name)".to_owned() }),
+        None => Err(Denied::new("default (no host name)")),
         Some(name) if resolved.leads_to(name, wanted.address) => Ok(()),
-        Some(_) => Err(Denied { rule: "default (the name has not led to this address)".to_owned() }),
+        Some(_) => Err(Denied::new("default (the name has not led to this address)")),
     }
 }
 

@@ -6,6 +6,7 @@ mod clients;
 mod kernel;
 mod lending;
 mod names;
+mod openings;
 mod plain;
 mod stack;
 mod streams;

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -42,18 +43,24 @@ pub type Handler =
 #[derive(Default)]
 pub struct World {
     pub names: Mutex<HashSet<String>>,
+    pub denied: Mutex<HashSet<String>>,
     pub addresses: Mutex<HashMap<IpAddr, Action>>,
     pub led: Mutex<HashSet<(String, IpAddr)>>,
     pub events: Mutex<Vec<Event>>,
+    /// The default is to allow.
+    pub open: AtomicBool,
 }
 
 impl Rules for World {
     fn name(&self, name: &str) -> Verdict {
         let names = self.names.lock().unwrap();
+        if self.denied.lock().unwrap().contains(name) {
+            return Verdict { action: Action::Deny, rule: format!("deny {name}") };
+        }
         let wildcards = name.match_indices('.').map(|(at, _)| format!("*{}", &name[at..]));
         match std::iter::once(name.to_owned()).chain(wildcards).find(|pattern| names.contains(pattern)) {
             Some(rule) => Verdict { action: Action::Allow, rule: format!("allow {rule}") },
-            None => Verdict { action: Action::Deny, rule: "default".to_owned() },
+            None => Verdict { action: self.default_action(), rule: "default".to_owned() },
         }
     }
 
@@ -64,7 +71,7 @@ impl Rules for World {
     }
 
     fn default_action(&self) -> Action {
-        Action::Deny
+        if self.open.load(Ordering::Relaxed) { Action::Allow } else { Action::Deny }
     }
 
     fn networks(&self) -> Vec<(Action, IpNet)> {
