@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -96,6 +97,8 @@ type Connections = HashMap<u64, (Arc<Live>, AbortHandle)>;
 pub struct Interceptor {
     shared: Arc<Shared>,
     connections: Arc<Mutex<Connections>>,
+    /// Of the last connection, whichever listener it came by.
+    number: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Interceptor {
@@ -110,14 +113,13 @@ impl Interceptor {
         let Parts { rules, resolved, audit, lent, authority, trust, way, proxy } = parts;
         let held = Arc::new(Semaphore::new(MAX_HELD));
         let shared = Arc::new(Shared { rules, resolved, audit, lent, authority, trust, way, proxy, held });
-        Self { shared, connections: Arc::default() }
+        Self { shared, connections: Arc::default(), number: Arc::default() }
     }
 
     /// Serves until it is dropped, which ends every connection. The listener must not be reachable other than by redirection.
     pub async fn serve(&self, listener: TcpListener) {
         allow_descriptors();
         let mut tasks: JoinSet<u64> = JoinSet::new();
-        let mut next = 0_u64;
         loop {
             let accepted = tokio::select! {
                 Some(ended) = tasks.join_next(), if !tasks.is_empty() => {
@@ -131,8 +133,8 @@ impl Interceptor {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
-            next += 1;
-            let (number, live, shared) = (next, Arc::new(Live::default()), Arc::clone(&self.shared));
+            let number = self.number.fetch_add(1, Ordering::Relaxed);
+            let (live, shared) = (Arc::new(Live::default()), Arc::clone(&self.shared));
             let task = {
                 let live = Arc::clone(&live);
                 async move {

@@ -134,6 +134,26 @@ async fn a_change_of_the_rules_ends_what_they_no_longer_allow() {
 }
 
 #[tokio::test]
+async fn connections_of_every_listener_are_judged_anew() {
+    let mut stack = Stack::new();
+    let (_, handler) = recorder();
+    let tls = stack.identity(NAME, &[]);
+    stack.serve(HTTPS, Some(tls), handler).await;
+    let first = stack.intercept(HTTPS).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let second = listener.local_addr().unwrap();
+    let same = stack.interceptors[0].clone();
+    stack.own(tokio::spawn(async move { same.serve(listener).await }));
+    let mut held = Vec::new();
+    for through in [first, second, first, second] {
+        held.push(stack.handshake(through, NAME, &stack.public_ca, &[]).await.unwrap());
+    }
+    assert_eq!(stack.interceptors[0].connections(), 4);
+    stack.world.names.lock().unwrap().clear();
+    assert_eq!(stack.interceptors[0].recheck(), 4);
+}
+
+#[tokio::test]
 async fn a_new_binding_ends_the_connections_it_cannot_lend_on() {
     let mut stack = Stack::new();
     let (_, handler) = recorder();
