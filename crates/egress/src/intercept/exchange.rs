@@ -98,7 +98,11 @@ async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<R
         Ok(upstream) => upstream,
         Err(failure) => return Err(failed(host.as_deref(), failure)),
     };
-    let protocol = message::upgrade(request.headers()).filter(|_| upstream.protocol() == Protocol::Http1);
+    let protocol = message::upgrade(request.headers()).filter(|_| {
+        upstream.protocol() == Protocol::Http1
+            && request.version() == Version::HTTP_11
+            && *request.method() == Method::GET
+    });
     let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
     let bodiless = *request.method() == Method::HEAD;
     let trailers = message::takes_trailers(request.headers());
@@ -110,14 +114,13 @@ async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<R
     }
     let sent = upstream.send(host.as_deref(), request).await;
     let mut response = sent.map_err(|failure| failed(host.as_deref(), &failure))?;
-    if let (Some(client), StatusCode::SWITCHING_PROTOCOLS) = (client, response.status()) {
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let Some(client) = client.filter(|_| message::upgrade(response.headers()).is_some()) else {
+            let text = "the server changed to a protocol that it was not asked for";
+            return Err(Refused::new(StatusCode::BAD_GATEWAY, text));
+        };
         let pair = (client, hyper::upgrade::on(&mut response));
         *session.memory.upgraded.lock().unwrap_or_else(PoisonError::into_inner) = Some(pair);
-    } else if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return Err(Refused::new(
-            StatusCode::BAD_GATEWAY,
-            "the server changed the protocol without being asked",
-        ));
     }
     Ok(passed(response, bodiless, active))
 }

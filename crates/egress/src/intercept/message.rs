@@ -21,9 +21,13 @@ use crate::vault::Active;
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(super) type Body = UnsyncBoxBody<Bytes, BoxError>;
 
+const WEBSOCKET: &str = "websocket";
+
 /// Headers that describe one connection and never travel further.
-const HOP_BY_HOP: [HeaderName; 9] = [
+const HOP_BY_HOP: [HeaderName; 10] = [
     CONNECTION,
+    // Means something beside `Upgrade: h2c` only, to a server that would take it without being asked by `Connection`.
+    HeaderName::from_static("http2-settings"),
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     PROXY_AUTHENTICATE,
@@ -46,11 +50,14 @@ pub(super) fn refusal(version: Version, status: StatusCode, text: &str) -> Respo
     response
 }
 
-/// The protocol that a request or an answer changes to. `h2c` is none: no rule for headers would hold on it.
+/// What a connection may change to: the one protocol whose first message is still a request like any other. What else is offered, or
+/// offered beside it, is no upgrade: on HTTP/2 in the clear no rule for headers would hold.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let protocol = headers.get(UPGRADE)?;
+    let mut protocols = headers.get_all(UPGRADE).iter();
+    let (Some(protocol), None) = (protocols.next(), protocols.next()) else { return None };
     let wanted = named_by_connection(headers).any(|name| name == UPGRADE);
-    (wanted && !protocol.as_bytes().eq_ignore_ascii_case(b"h2c")).then(|| protocol.clone())
+    (wanted && protocol.as_bytes().trim_ascii().eq_ignore_ascii_case(WEBSOCKET.as_bytes()))
+        .then(|| HeaderValue::from_static(WEBSOCKET))
 }
 
 /// Takes off what is for one connection; an upgrade stays if one is given.
@@ -235,7 +242,39 @@ mod tests {
         strip_request(&mut headers, protocol);
         assert_eq!(headers[UPGRADE], "websocket");
         assert_eq!(headers[CONNECTION], "upgrade");
-        headers.insert(UPGRADE, HeaderValue::from_static("H2C"));
-        assert_eq!(upgrade(&headers), None);
+        assert_eq!(upgrade(&headers).unwrap(), "websocket");
+    }
+
+    #[test]
+    fn other_protocols_and_lists_of_them_are_no_upgrade() {
+        let cases: &[(&[&str], &str)] = &[
+            (&["h2c"], "Upgrade"),
+            (&["H2C"], "upgrade"),
+            (&["x, h2c"], "Upgrade, HTTP2-Settings"),
+            (&["websocket, h2c"], "Upgrade, HTTP2-Settings"),
+            (&["h2c", "websocket"], "Upgrade"),
+            (&["websocket", "h2c"], "Upgrade"),
+            (&["TLS/1.0"], "Upgrade"),
+            (&["websocket/13"], "Upgrade"),
+            (&["websocket"], "keep-alive"),
+            (&[], "Upgrade"),
+        ];
+        for (protocols, connection) in cases {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONNECTION, HeaderValue::from_static(connection));
+            headers.insert("http2-settings", HeaderValue::from_static("AAMAAABkAAQAAP__"));
+            headers.insert("x-kept", HeaderValue::from_static("1"));
+            for protocol in *protocols {
+                headers.append(UPGRADE, HeaderValue::from_static(protocol));
+            }
+            let protocol = upgrade(&headers);
+            assert_eq!(protocol, None, "{protocols:?}");
+            strip_request(&mut headers, protocol);
+            assert_eq!(
+                headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(),
+                ["x-kept"],
+                "{protocols:?}"
+            );
+        }
     }
 }
