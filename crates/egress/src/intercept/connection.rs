@@ -134,6 +134,7 @@ async fn nameless(
     live: &Live,
 ) -> io::Result<()> {
     let wanted = Wanted { name: None, address: destination.ip().to_canonical(), port: destination.port() };
+    live.wants(None);
     if let Err(denied) = judge(&*shared.rules, &*shared.resolved, wanted) {
         tell(shared, Gate::Sni, None, destination, &denied);
         reset(stream);

@@ -151,6 +151,7 @@ fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String
     let literal = found.as_deref().and_then(host::literal);
     let name = found.clone().filter(|_| literal.is_none());
     let wanted = Wanted { name: name.as_deref(), address, port };
+    session.live.wants(name.as_deref());
     let elsewhere = literal.filter(|literal| *literal != address);
     let judged = match elsewhere {
         Some(_) => Err(Denied::new("default (the host is another address)")),
@@ -163,7 +164,6 @@ fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String
         let text = format!("{host:?} is denied by this sandbox's egress policy ({})", denied.rule);
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
-    session.live.wants(name.as_deref());
     Ok(found)
 }
 

@@ -57,14 +57,26 @@ pub(super) struct Live(Mutex<Purpose>);
 
 #[derive(Clone, Debug, Default)]
 struct Purpose {
-    name: Option<String>,
     destination: Option<SocketAddr>,
+    target: Target,
     undecrypted: bool,
 }
 
+/// What a connection has been judged for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Target {
+    /// It has not said anything yet, and nothing was passed on.
+    #[default]
+    Undecided,
+    Name(String),
+    /// The address that it goes to: it has named no other host.
+    Address,
+}
+
 impl Live {
+    /// To be called before it is judged, so that no change of the rules comes in between unnoticed.
     pub(super) fn wants(&self, name: Option<&str>) {
-        self.lock().name = name.map(str::to_owned);
+        self.lock().target = name.map_or(Target::Address, |name| Target::Name(name.to_owned()));
     }
 
     pub(super) fn goes_to(&self, destination: SocketAddr) {
@@ -153,19 +165,19 @@ impl Interceptor {
         let lent = self.shared.lent.now().ok().flatten();
         let mut cut = 0;
         for (live, handle) in self.live().values() {
-            let Purpose { name, destination, undecrypted } = live.lock().clone();
+            let Purpose { destination, target, undecrypted } = live.lock().clone();
             let Some(destination) = destination else { continue };
-            let wanted = Wanted {
-                name: name.as_deref(),
-                address: destination.ip().to_canonical(),
-                port: destination.port(),
+            let name = match &target {
+                // It will be judged when it says something.
+                Target::Undecided => continue,
+                Target::Name(name) => Some(name.as_str()),
+                Target::Address => None,
             };
-            // What has not named anything yet will be judged when it does.
-            let undecided = name.is_none() && !undecrypted;
-            let allowed = undecided || judge(&*self.shared.rules, &Led, wanted).is_ok();
-            let bound = undecrypted && destination.port() == Scheme::Https.port();
-            let bound = bound
-                && matches!((&lent, &name), (Some(lent), Some(name)) if lent.covers(Scheme::Https, name));
+            let wanted = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() };
+            let allowed = judge(&*self.shared.rules, &Led, wanted).is_ok();
+            let bound = undecrypted
+                && destination.port() == Scheme::Https.port()
+                && matches!((&lent, name), (Some(lent), Some(name)) if lent.covers(Scheme::Https, name));
             if !allowed || bound {
                 handle.abort();
                 cut += 1;
