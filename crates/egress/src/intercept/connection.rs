@@ -22,7 +22,7 @@ use crate::vault::Scheme;
 
 use super::exchange::{Memory, Session, answer, relay};
 use super::hello::{self, Hello, Opening};
-use super::judge::{Denied, Wanted, judge};
+use super::judge::{Denied, Wanted};
 use super::proxy;
 use super::service::{Live, Shared};
 use super::tunnel::{self, Replayed, Stream};
@@ -105,7 +105,7 @@ async fn open(
         Some(literal) if literal != wanted.address => {
             Err(Denied::new("default (the host is another address)"))
         }
-        _ => judge(&*shared.rules, &*shared.resolved, wanted),
+        _ => shared.judge(&*shared.resolved, wanted),
     };
     if let Err(denied) = judged {
         tell(&shared, Gate::Sni, name, destination, &denied);
@@ -135,7 +135,7 @@ async fn nameless(
 ) -> io::Result<()> {
     let wanted = Wanted { name: None, address: destination.ip().to_canonical(), port: destination.port() };
     live.wants(None);
-    if let Err(denied) = judge(&*shared.rules, &*shared.resolved, wanted) {
+    if let Err(denied) = shared.judge(&*shared.resolved, wanted) {
         tell(shared, Gate::Sni, None, destination, &denied);
         reset(stream);
         return Ok(());

@@ -19,7 +19,7 @@ use crate::vault::{Active, Scheme, Selection, Target};
 
 use super::MAX_BODY;
 use super::host;
-use super::judge::{Denied, Wanted, judge};
+use super::judge::{Denied, Wanted};
 use super::message::{self, Body, Held, Passed, refusal};
 use super::rewrite;
 use super::service::{Live, Shared};
@@ -155,7 +155,7 @@ fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String
     let elsewhere = literal.filter(|literal| *literal != address);
     let judged = match elsewhere {
         Some(_) => Err(Denied::new("default (the host is another address)")),
-        None => judge(&*session.shared.rules, session, wanted),
+        None => session.shared.judge(session, wanted),
     };
     if let Err(denied) = judged {
         let host = found.clone().unwrap_or_else(|| address.to_string());

@@ -18,7 +18,7 @@ use crate::vault::{Lent, Scheme};
 
 use super::authority::Authority;
 use super::connection;
-use super::judge::{Wanted, judge};
+use super::judge::{Denied, Via, Wanted, judge};
 use super::proxy::UpstreamProxy;
 use super::trust::Trust;
 use super::way::Way;
@@ -49,6 +49,14 @@ pub(super) struct Shared {
     pub(super) proxy: Option<UpstreamProxy>,
     /// For bodies that are held, at most [`MAX_HELD`] at a time.
     pub(super) held: Arc<Semaphore>,
+}
+
+impl Shared {
+    /// Whether it may go there, the way that this interceptor goes.
+    pub(super) fn judge(&self, resolved: &dyn Resolved, wanted: Wanted<'_>) -> Result<(), Denied> {
+        let via = if self.proxy.is_some() { Via::Proxy } else { Via::Address };
+        judge(&*self.rules, resolved, wanted, via)
+    }
 }
 
 /// What one connection is for at this moment.
@@ -174,7 +182,7 @@ impl Interceptor {
                 Target::Address => None,
             };
             let wanted = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() };
-            let allowed = judge(&*self.shared.rules, &Led, wanted).is_ok();
+            let allowed = self.shared.judge(&Led, wanted).is_ok();
             let bound = undecrypted
                 && destination.port() == Scheme::Https.port()
                 && matches!((&lent, name), (Some(lent), Some(name)) if lent.covers(Scheme::Https, name));

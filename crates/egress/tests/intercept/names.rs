@@ -208,3 +208,20 @@ async fn an_upstream_proxy_is_asked_for_the_name() {
         "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\nProxy-Authorization: Basic cHJveHk=\r\n\r\n"
     );
 }
+
+#[tokio::test]
+async fn an_upstream_proxy_is_not_asked_for_names_that_have_not_led_to_the_address() {
+    let mut stack = Stack::new();
+    stack.world.open.store(true, std::sync::atomic::Ordering::Relaxed);
+    let asked = proxy(&mut stack, "192.0.2.1:9".to_owned()).await;
+    stack.proxy = Some(UpstreamProxy::parse("http://proxy.example.net:3128", None).unwrap());
+    let through = stack.intercept(HTTPS).await;
+    let other = "internal.example.com";
+    let error = stack.handshake(through, other, stack.authority.certificate(), &[]).await.unwrap_err();
+    assert!(error.to_string().contains("AccessDenied"), "{error}");
+    let through = stack.intercept("192.0.2.10:80").await;
+    let answer = ask(TcpStream::connect(through).await.unwrap(), get(other, "/")).await;
+    assert_eq!(answer.status(), StatusCode::FORBIDDEN);
+    assert!(asked.lock().unwrap().is_empty());
+    assert_eq!(stack.told().matches("the upstream proxy decides by name").count(), 2);
+}
