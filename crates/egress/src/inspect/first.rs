@@ -53,3 +53,17 @@ pub fn read(bytes: &[u8]) -> First {
         found => found,
     }
 }
+
+/// Reads what a client sends behind its hello once the server has asked for another one. It has to name the same host: servers differ in
+/// which of the two they heed.
+pub fn read_again(first: &First, bytes: &[u8]) -> First {
+    let seen = &bytes[..bytes.len().min(LIMIT)];
+    match (first, tls::read_again(seen)) {
+        (_, First::More) if bytes.len() < LIMIT => First::More,
+        (First::Named { host, .. }, First::Named { protocol, host: again, length }) if *host == again => {
+            First::Named { protocol, host: again, length }
+        }
+        (First::Unnamed { .. }, again @ First::Unnamed { .. }) => again,
+        _ => First::Broken(Protocol::Tls),
+    }
+}

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::first::{First, LIMIT, Protocol, begins_request, read};
+use super::first::{First, LIMIT, Protocol, begins_request, read, read_again};
 use super::host::Host;
+use super::tls::{self, Reply};
 
 /// A real client's first message.
-fn hello(name: Option<&str>) -> Vec<u8> {
+pub(super) fn hello(name: Option<&str>) -> Vec<u8> {
     let config =
         rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
     let config = config.with_safe_default_protocol_versions().unwrap();
@@ -210,6 +211,50 @@ fn protocols_without_names_are_foreign() {
     assert_eq!(read(&[b'a'; 40]), First::More);
     assert_eq!(read(b"@ / HTT"), First::More);
     assert_eq!(read(b"GET / HTTP/1.1\r\nHost: good.example\r\n"), First::More);
+}
+
+/// A server's hello with this random number, or the one that asks for another hello.
+pub(super) fn server_hello(random: Option<[u8; 32]>) -> Vec<u8> {
+    let retry = "cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c";
+    let retry = (0..32).map(|at| u8::from_str_radix(&retry[2 * at..2 * at + 2], 16).unwrap());
+    let random = random.map_or_else(|| retry.collect(), |random| random.to_vec());
+    [&[22, 3, 3, 0, 60, 2, 0, 0, 56, 3, 3][..], &random, &[0; 22]].concat()
+}
+
+#[test]
+fn a_server_that_asks_for_another_hello_is_recognised() {
+    let (retry, last) = (server_hello(None), server_hello(Some([5; 32])));
+    for length in 0..tls::ANSWER {
+        assert_eq!(tls::reply(&retry[..length]), Reply::More, "{length}");
+    }
+    assert_eq!(tls::reply(&retry), Reply::Retry);
+    assert_eq!(tls::reply(&last), Reply::Final);
+    assert_eq!(tls::reply(&[21, 3, 3, 0, 2]), Reply::Final);
+    assert_eq!(tls::reply(b"HTTP/1.1 400"), Reply::Final);
+    let mut pieces = last.clone();
+    pieces[4] = 3;
+    assert_eq!(tls::reply(&pieces), Reply::Retry);
+}
+
+#[test]
+fn a_second_hello_names_the_host_of_the_first() {
+    let first = read(&hello(Some("good.example")));
+    let early = [&[20, 3, 3, 0, 1, 1, 23, 3, 3, 1, 0][..], &[9; 256]].concat();
+    let again = [&early[..], &hello(Some("good.example"))].concat();
+    assert_eq!(read_again(&first, &again), named("good.example", Protocol::Tls, again.len()));
+    for length in 0..again.len() {
+        assert_eq!(read_again(&first, &again[..length]), First::More, "{length}");
+    }
+    for other in [Some("evil.example"), None] {
+        let again = [&early[..], &hello(other)].concat();
+        assert_eq!(read_again(&first, &again), First::Broken(Protocol::Tls), "{other:?}");
+    }
+    let nobody = read(&hello(None));
+    assert!(matches!(read_again(&nobody, &hello(None)), First::Unnamed { .. }));
+    assert_eq!(read_again(&nobody, &hello(Some("good.example"))), First::Broken(Protocol::Tls));
+    let endless: Vec<u8> = early.iter().copied().cycle().take(2 * LIMIT).collect();
+    assert_eq!(read_again(&first, &endless), First::Broken(Protocol::Tls));
+    assert_eq!(read_again(&first, b"GET / HTTP/1.1\r\n"), First::Broken(Protocol::Tls));
 }
 
 /// Bytes that are nearly something.

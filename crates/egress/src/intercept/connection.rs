@@ -24,6 +24,7 @@ use super::exchange::{Memory, Session, answer, relay};
 use super::hello::{self, Hello, Opening};
 use super::judge::{Denied, Wanted};
 use super::proxy;
+use super::retry::{Greeting, greet};
 use super::service::{Live, Shared};
 use super::tunnel::{self, Replayed, Stream};
 use super::upstream::{Failure, Protocol, Upstream};
@@ -120,7 +121,7 @@ async fn open(
     };
     if !bound {
         live.passes_undecrypted();
-        return pass(&shared, stream, &hello.bytes, destination, name).await;
+        return pass(&shared, stream, hello, destination).await;
     }
     intercept(shared, stream, hello, destination, live).await
 }
@@ -141,19 +142,30 @@ async fn nameless(
         return Ok(());
     }
     live.passes_undecrypted();
-    pass(shared, stream, &ahead, destination, None).await
+    let mut upstream = proxy::reach(shared, destination, None).await?;
+    upstream.write_all(&ahead).await?;
+    drop(ahead);
+    tunnel::join(stream, upstream).await;
+    Ok(())
 }
 
+/// TLS that nothing is lent on.
 async fn pass(
     shared: &Shared,
-    stream: TcpStream,
-    ahead: &[u8],
+    mut stream: TcpStream,
+    hello: Hello,
     destination: SocketAddr,
-    name: Option<&str>,
 ) -> io::Result<()> {
-    let mut upstream = proxy::reach(shared, destination, name).await?;
-    upstream.write_all(ahead).await?;
-    tunnel::join(stream, upstream).await;
+    let name = hello.name.clone();
+    let mut upstream = proxy::reach(shared, destination, name.as_deref()).await?;
+    match greet(&mut stream, &mut upstream, hello).await? {
+        Greeting::Over => tunnel::join(stream, upstream).await,
+        Greeting::Changed => {
+            let denied = Denied::new("default (the second hello does not name the host of the first)");
+            tell(shared, Gate::Sni, name.as_deref(), destination, &denied);
+            reset(stream);
+        }
+    }
     Ok(())
 }
 

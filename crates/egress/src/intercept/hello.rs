@@ -19,6 +19,7 @@ pub(super) struct Hello {
     pub(super) bytes: Vec<u8>,
     /// Of the bytes, those that are the hello; others may follow.
     pub(super) length: usize,
+    pub(super) first: First,
     /// In lower case.
     pub(super) name: Option<String>,
     /// What stands there instead of a name, which no standard provides for.
@@ -57,17 +58,15 @@ async fn complete(stream: &mut TcpStream) -> io::Result<Opening> {
             First::More => {}
             First::Foreign => return Ok(Opening::Foreign(bytes)),
             First::Broken(protocol) => return Ok(Opening::Broken(protocol)),
-            First::Named { protocol: Protocol::Tls, host, length } => {
-                return Ok(hello(bytes, length, Some(host)));
-            }
-            First::Unnamed { protocol: Protocol::Tls, length } => return Ok(hello(bytes, length, None)),
+            first @ (First::Named { protocol: Protocol::Tls, length, .. }
+            | First::Unnamed { protocol: Protocol::Tls, length }) => return Ok(hello(bytes, length, first)),
             First::Named { .. } | First::Unnamed { .. } => return Ok(Opening::Http(bytes)),
         }
     }
 }
 
 /// The same hello as the TLS library reads it. Where the two differ, servers might.
-fn hello(bytes: Vec<u8>, length: usize, host: Option<Host>) -> Opening {
+fn hello(bytes: Vec<u8>, length: usize, first: First) -> Opening {
     let broken = Opening::Broken(Protocol::Tls);
     let mut acceptor = Acceptor::default();
     let mut rest = &bytes[..length];
@@ -78,10 +77,10 @@ fn hello(bytes: Vec<u8>, length: usize, host: Option<Host>) -> Opening {
             Ok(None) | Err(_) => return broken,
         }
     };
-    let (name, literal) = match host {
-        Some(Host::Name(name)) => (Some(name), None),
-        Some(Host::Address(address)) => (None, Some(address.to_canonical())),
-        None => (None, None),
+    let (name, literal) = match &first {
+        First::Named { host: Host::Name(name), .. } => (Some(name.clone()), None),
+        First::Named { host: Host::Address(address), .. } => (None, Some(address.to_canonical())),
+        _ => (None, None),
     };
     let hello = accepted.client_hello();
     let read = hello.server_name().map(|name| name.trim_end_matches('.').to_ascii_lowercase());
@@ -89,5 +88,5 @@ fn hello(bytes: Vec<u8>, length: usize, host: Option<Host>) -> Opening {
         return broken;
     }
     let protocols = hello.alpn().into_iter().flatten().map(<[u8]>::to_vec).collect();
-    Opening::Hello(Hello { bytes, length, name, literal, protocols })
+    Opening::Hello(Hello { bytes, length, first, name, literal, protocols })
 }

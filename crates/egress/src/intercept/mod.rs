@@ -14,6 +14,7 @@ mod host;
 mod judge;
 mod message;
 mod proxy;
+mod retry;
 mod rewrite;
 mod service;
 mod trust;

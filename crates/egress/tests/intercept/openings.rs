@@ -103,21 +103,6 @@ async fn a_request_may_have_a_longer_head_than_is_looked_at() {
 #[tokio::test]
 async fn a_hello_for_an_address_counts_for_that_address_only() {
     let (stack, through) = open().await;
-    // The name of the extension is given as bytes of its own: clients do not send addresses there.
-    let hello = |name: &str| {
-        let length = name.len() as u8;
-        let list = [&[0, length + 3, 0, 0, length][..], name.as_bytes()].concat();
-        let sni = [&[0, 0, 0, list.len() as u8][..], &list].concat();
-        let more = b"\x00\x0d\x00\x04\x00\x02\x04\x03\x00\x0a\x00\x04\x00\x02\x00\x1d";
-        let extensions = [&sni[..], more].concat();
-        let mut body = vec![3, 3];
-        body.extend([7; 32]);
-        body.extend([0, 0, 2, 0xc0, 0x2b, 1, 0, 0, extensions.len() as u8]);
-        body.extend(extensions);
-        let mut record = vec![22, 3, 1, 0, body.len() as u8 + 4, 1, 0, 0, body.len() as u8];
-        record.extend(body);
-        record
-    };
     let own = hello("192.0.2.10");
     let mut stream = TcpStream::connect(through).await.unwrap();
     stream.write_all(&own).await.unwrap();
@@ -131,4 +116,81 @@ async fn a_hello_for_an_address_counts_for_that_address_only() {
     let _ = stream.read_to_end(&mut answer).await;
     assert_eq!(answer, [21, 3, 3, 0, 2, 2, 49]);
     assert!(stack.told().contains("the host is another address"));
+}
+
+/// A hello that says this name, which may be an address: clients of a library would not say one.
+fn hello(name: &str) -> Vec<u8> {
+    let length = name.len() as u8;
+    let list = [&[0, length + 3, 0, 0, length][..], name.as_bytes()].concat();
+    let sni = [&[0, 0, 0, list.len() as u8][..], &list].concat();
+    let more = b"\x00\x0d\x00\x04\x00\x02\x04\x03\x00\x0a\x00\x04\x00\x02\x00\x1d";
+    let extensions = [&sni[..], more].concat();
+    let mut body = vec![3, 3];
+    body.extend([7; 32]);
+    body.extend([0, 0, 2, 0xc0, 0x2b, 1, 0, 0, extensions.len() as u8]);
+    body.extend(extensions);
+    let mut record = vec![22, 3, 1, 0, body.len() as u8 + 4, 1, 0, 0, body.len() as u8];
+    record.extend(body);
+    record
+}
+
+/// A server's hello that asks for another one of the client's.
+fn retry() -> Vec<u8> {
+    let random = "cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c";
+    let random = (0..32).map(|at| u8::from_str_radix(&random[2 * at..2 * at + 2], 16).unwrap());
+    [&[22, 3, 3, 0, 60, 2, 0, 0, 56, 3, 3][..], &random.collect::<Vec<_>>(), &[0; 22]].concat()
+}
+
+#[tokio::test]
+async fn a_second_hello_is_passed_on_only_if_it_names_the_same_host() {
+    let mut stack = Stack::new();
+    let listener = stack.listen(PLACE).await;
+    let first = hello(NAME);
+    let length = first.len();
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let notes = Arc::clone(&seen);
+    stack.own(tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            stream.read_exact(&mut vec![0; length]).await.unwrap();
+            for part in retry().chunks(44) {
+                stream.write_all(part).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            let mut rest = Vec::new();
+            let _ = stream.read_to_end(&mut rest).await;
+            notes.lock().unwrap().push(rest);
+        }
+    }));
+    let through = stack.intercept(PLACE).await;
+    let changed = [20, 3, 3, 0, 1, 1];
+    for (again, passes) in [
+        (hello(NAME), true),
+        (hello(DENIED), false),
+        ([&changed[..], &hello(NAME)].concat(), true),
+        ([&changed[..], &hello(DENIED)].concat(), false),
+    ] {
+        for ahead in [false, true] {
+            let before = seen.lock().unwrap().len();
+            let mut stream = TcpStream::connect(through).await.unwrap();
+            if ahead {
+                stream.write_all(&[&first[..], &again].concat()).await.unwrap();
+            } else {
+                stream.write_all(&first).await.unwrap();
+            }
+            if !ahead {
+                let mut answer = vec![0; retry().len()];
+                stream.read_exact(&mut answer).await.unwrap();
+                assert_eq!(answer, retry());
+                stream.write_all(&again).await.unwrap();
+            }
+            let _ = stream.shutdown().await;
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+            while seen.lock().unwrap().len() == before {
+                tokio::task::yield_now().await;
+            }
+            let rest = seen.lock().unwrap().last().cloned().unwrap();
+            assert_eq!(rest, if passes { again.clone() } else { Vec::new() });
+        }
+    }
+    assert_eq!(stack.told().matches("the second hello").count(), 4);
 }
