@@ -15,16 +15,16 @@ use hyper_util::rt::TokioIo;
 
 use crate::audit::{Event, Gate};
 use crate::policy::Resolved;
-use crate::vault::{Active, Scheme, Selection, Target};
+use crate::vault::{Active, Overlong, Scheme, Selection, Target};
 
-use super::MAX_BODY;
 use super::host;
 use super::judge::{Denied, Wanted};
 use super::message::{self, Body, Held, Passed, refusal};
-use super::rewrite;
+use super::rewrite::{self, Unfit};
 use super::service::{Live, Shared};
 use super::tunnel;
 use super::upstream::{Failure, Protocol, Upstream};
+use super::{MAX_BODY, MAX_REPLACED};
 
 /// Both sides of an upgraded connection, to be joined when the client's has been answered.
 pub(super) type Upgraded = (OnUpgrade, OnUpgrade);
@@ -208,13 +208,15 @@ async fn lend(
             return Err(withheld(session, host, "credential withheld: the name has not led to this address"));
         }
     };
-    let mut done = rewrite::head(active, loan, target, &mut parts).map_err(|rewrite::Changed| {
-        withheld(session, host, "credential binding ambiguous after substitution")
+    let mut done = rewrite::head(active, loan, target, &mut parts).map_err(|unfit| match unfit {
+        Unfit::Changed => withheld(session, host, "credential binding ambiguous after substitution"),
+        Unfit::Overlong => too_long(Overlong),
     })?;
     let body = match done.body {
         Some(kind) if !body.is_end_stream() && body.size_hint().lower() <= MAX_BODY as u64 => {
             let mut held = hold(session, body).await?;
-            if let Some(replaced) = held.whole().then(|| loan.in_body(kind, &held.ahead)).flatten() {
+            let replaced = held.whole().then(|| loan.in_body(kind, &held.ahead, MAX_REPLACED));
+            if let Some(replaced) = replaced.transpose().map_err(too_long)?.flatten() {
                 parts.headers.remove(CONTENT_LENGTH);
                 held.ahead = replaced.into();
                 done.lent = true;
@@ -232,6 +234,10 @@ async fn lend(
         });
     }
     Ok(Request::from_parts(parts, body))
+}
+
+fn too_long(overlong: Overlong) -> Refused {
+    Refused::new(StatusCode::PAYLOAD_TOO_LARGE, overlong.to_string())
 }
 
 fn withheld(session: &Session, host: &str, text: &str) -> Refused {

@@ -35,5 +35,7 @@ const MAX_HEAD: usize = 64 << 10;
 const MAX_HEADERS: usize = 200;
 /// Bytes of a body that are held to have placeholders replaced.
 const MAX_BODY: usize = 1 << 20;
+/// Bytes of such a body once they are.
+const MAX_REPLACED: usize = 2 << 20;
 /// Bodies that are held at a time.
 const MAX_HELD: usize = 16;

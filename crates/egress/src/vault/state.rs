@@ -96,6 +96,13 @@ pub(super) struct Contents {
     pub(super) bindings: BTreeMap<String, Binding>,
 }
 
+impl Contents {
+    /// The value of a credential that exists.
+    pub(super) fn value(&self, credential: &str) -> &str {
+        self.credentials[credential].value.expose()
+    }
+}
+
 impl Vault {
     /// An empty vault. Nothing can be read through [`Vault::lent`] before [`Vault::restore`], so that requests wait or fail instead of
     /// leaving without their credentials.
