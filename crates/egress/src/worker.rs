@@ -191,7 +191,8 @@ fn start(settings: &Settings, taken: Taken, tasks: &mut Tasks) -> Result<(), Fai
     let health = Arc::new(Health::default());
     let rules = plane.lock().unwrap_or_else(PoisonError::into_inner).rules();
     let kept = ground.state.section(Section::Vault);
-    let routes = Routes { vault: ground.vault.clone(), kept, rules, audit: ground.audit.clone() };
+    let recheck = Box::new(move || _ = interceptor.get().map(intercept::Interceptor::recheck));
+    let routes = Routes { vault: ground.vault.clone(), kept, rules, audit: ground.audit.clone(), recheck };
     let answers = Arc::new(Control {
         token: settings.token.clone(),
         plane: plane.clone(),

@@ -184,6 +184,7 @@ impl Stack {
             body: body.as_bytes(),
             transport,
             rules: &*self.world,
+            keep: &|_| Ok(()),
         };
         let answer = handle(&mut vault, call);
         assert_eq!(answer.status, expected, "{}", answer.body);
