@@ -17,7 +17,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
 use crate::audit::Gate;
+use crate::diagnostics;
 use crate::inspect::first::Protocol as Spoken;
+use crate::settings::Level;
 use crate::vault::Scheme;
 
 use super::exchange::{Memory, Session, answer, relay};
@@ -29,18 +31,28 @@ use super::service::{Live, Shared};
 use super::tunnel::{self, Replayed, Stream};
 use super::upstream::{Failure, Protocol, Upstream};
 use super::way;
-use super::{MAX_HEAD, MAX_HEADERS};
+use super::{CONNECTION, CONNECTION_WINDOW, MAX_HEAD, MAX_HEADERS, SEND_BUFFER, STREAM_WINDOW, WINDOWS};
 
 /// For a request's head, and for how long a connection may be kept without one.
 const HEAD: Duration = Duration::from_secs(90);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 const PING: Duration = Duration::from_secs(60);
 const STREAMS: u32 = 100;
-const STREAM_WINDOW: u32 = 256 << 10;
-const CONNECTION_WINDOW: u32 = 1 << 20;
 
-/// The record that a TLS client gets instead of an answer: a fatal alert, `access_denied`.
-const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
+/// For room, until others have given some back.
+const WAIT: Duration = Duration::from_secs(20);
+
+/// The record that a TLS client gets instead of an answer: a fatal alert.
+const fn alert(reason: u8) -> [u8; 7] {
+    [21, 3, 3, 0, 2, 2, reason]
+}
+
+const ACCESS_DENIED: u8 = 49;
+const INTERNAL_ERROR: u8 = 80;
+
+/// What a client without TLS gets when there is no room for its connection.
+const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 65\r\n\
+    Retry-After: 1\r\nConnection: close\r\n\r\nthis sandbox has too many connections at a time; try again later\n";
 
 pub(super) async fn handle(shared: Arc<Shared>, stream: TcpStream, live: Arc<Live>) {
     // Whoever connects to the interceptor itself wants to go nowhere.
@@ -59,11 +71,16 @@ pub(super) async fn handle(shared: Arc<Shared>, stream: TcpStream, live: Arc<Liv
 
 async fn plain(
     shared: Arc<Shared>,
-    stream: TcpStream,
+    mut stream: TcpStream,
     ahead: Vec<u8>,
     destination: SocketAddr,
     live: Arc<Live>,
 ) -> io::Result<()> {
+    let Some(share) = shared.room.connections.take(CONNECTION, WAIT).await else {
+        diagnostics::tell(Level::Warn, "no room for another connection with HTTP");
+        stream.write_all(BUSY).await?;
+        return stream.shutdown().await;
+    };
     let upstream = Ok(Upstream::plain(Arc::clone(&shared), destination));
     let session = Session {
         shared,
@@ -73,6 +90,7 @@ async fn plain(
         upstream,
         live,
         memory: Memory::default(),
+        _share: share,
     };
     serve(session, Protocol::Http1, Replayed::new(ahead, stream)).await
 }
@@ -110,7 +128,7 @@ async fn open(
     };
     if let Err(denied) = judged {
         tell(&shared, Gate::Sni, name, destination, &denied);
-        return refuse(stream).await;
+        return refuse(stream, ACCESS_DENIED).await;
     }
     let bound = match (name, shared.lent.now()) {
         (Some(name), Ok(Some(active))) => {
@@ -183,8 +201,13 @@ async fn intercept(
     if offers.is_empty() && !protocols.is_empty() {
         let denied = Denied::new("default (no application protocol in which credentials can be lent)");
         tell(&shared, Gate::Sni, Some(&name), destination, &denied);
-        return refuse(stream).await;
+        return refuse(stream, ACCESS_DENIED).await;
     }
+    let most = if offers.iter().any(|offer| offer == b"h2") { CONNECTION + WINDOWS } else { CONNECTION };
+    let Some(mut share) = shared.room.connections.take(most, WAIT).await else {
+        diagnostics::tell(Level::Warn, "no room for another intercepted connection");
+        return refuse(stream, INTERNAL_ERROR).await;
+    };
     let opened = match shared.lent.now() {
         Ok(_) => Upstream::verified(Arc::clone(&shared), destination, &name, offers.clone()).await,
         Err(_) => Err(Failure::Vault),
@@ -200,6 +223,9 @@ async fn intercept(
     let stream = accepted.map_err(|_| io::ErrorKind::TimedOut)??;
     let protocol =
         if stream.get_ref().1.alpn_protocol() == Some(b"h2") { Protocol::Http2 } else { Protocol::Http1 };
+    if protocol == Protocol::Http1 {
+        share.shrink(CONNECTION);
+    }
     let session = Session {
         shared,
         scheme: Scheme::Https,
@@ -208,6 +234,7 @@ async fn intercept(
         upstream,
         live,
         memory: Memory::default(),
+        _share: share,
     };
     serve(session, protocol, stream).await
 }
@@ -239,6 +266,7 @@ async fn serve(session: Session, protocol: Protocol, stream: impl Stream + 'stat
                 .max_concurrent_streams(STREAMS)
                 .initial_stream_window_size(STREAM_WINDOW)
                 .initial_connection_window_size(CONNECTION_WINDOW)
+                .max_send_buf_size(SEND_BUFFER)
                 .max_header_list_size(u32::try_from(MAX_HEAD).expect("it is small"))
                 .keep_alive_interval(PING)
                 .auto_date_header(false);
@@ -275,8 +303,8 @@ fn tell(shared: &Shared, by: Gate, name: Option<&str>, destination: SocketAddr, 
 }
 
 /// Says so in TLS, then resets the connection: the client fails at once and knows why.
-async fn refuse(mut stream: TcpStream) -> io::Result<()> {
-    stream.write_all(&ALERT).await?;
+async fn refuse(mut stream: TcpStream, reason: u8) -> io::Result<()> {
+    stream.write_all(&alert(reason)).await?;
     reset(stream);
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
@@ -21,10 +22,16 @@ use super::host;
 use super::judge::{Denied, Wanted};
 use super::message::{self, Body, Held, Passed, refusal};
 use super::rewrite::{self, Unfit};
+use super::room::Share;
 use super::service::{Live, Shared};
 use super::tunnel;
 use super::upstream::{Failure, Protocol, Upstream};
-use super::{MAX_BODY, MAX_REPLACED};
+use super::{EXCHANGE, MAX_BODY, MAX_REPLACED};
+
+/// For room, until others have given some back.
+const ROOM: Duration = Duration::from_secs(20);
+/// For a body that is held, from its first byte to its last: a mebibyte at most.
+const BODY: Duration = Duration::from_secs(60);
 
 /// Both sides of an upgraded connection, to be joined when the client's has been answered.
 pub(super) type Upgraded = (OnUpgrade, OnUpgrade);
@@ -39,6 +46,7 @@ pub(super) struct Session {
     pub(super) upstream: Result<Upstream, Failure>,
     pub(super) live: Arc<Live>,
     pub(super) memory: Memory,
+    pub(super) _share: Share,
 }
 
 /// What one connection remembers.
@@ -73,6 +81,10 @@ impl Refused {
     fn new(status: StatusCode, text: impl Into<String>) -> Self {
         Self { status, text: text.into() }
     }
+
+    fn busy(text: &str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, text)
+    }
 }
 
 /// Answers a request, from the server or instead of it.
@@ -98,6 +110,11 @@ async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<R
         Ok(upstream) => upstream,
         Err(failure) => return Err(failed(host.as_deref(), failure)),
     };
+    // The heads of those who wait count as well: on HTTP/2 there may be many of them on one connection, so that nobody waits there.
+    let wait = if request.version() == Version::HTTP_2 { Duration::ZERO } else { ROOM };
+    let Some(share) = session.shared.room.exchanges.take(EXCHANGE, wait).await else {
+        return Err(Refused::busy("this sandbox has too many requests at a time; try again later"));
+    };
     let protocol = message::upgrade(request.headers()).filter(|_| {
         upstream.protocol() == Protocol::Http1
             && request.version() == Version::HTTP_11
@@ -122,7 +139,7 @@ async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<R
         let pair = (client, hyper::upgrade::on(&mut response));
         *session.memory.upgraded.lock().unwrap_or_else(PoisonError::into_inner) = Some(pair);
     }
-    Ok(passed(response, bodiless, active))
+    Ok(passed(response, bodiless, active, share))
 }
 
 /// The host of the request, if it may go to it.
@@ -253,10 +270,20 @@ fn withheld(session: &Session, host: &str, text: &str) -> Refused {
 
 /// The body, or its beginning if it is long.
 async fn hold(session: &Session, body: Incoming) -> Result<Held, Refused> {
-    let permit =
-        Arc::clone(&session.shared.held).acquire_owned().await.expect("the semaphore is never closed");
-    let held = Held::read(body, MAX_BODY, permit).await;
-    held.map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "the request's body ended early"))
+    let place = tokio::time::timeout(ROOM, Arc::clone(&session.shared.held).acquire_owned()).await;
+    let Ok(Ok(permit)) = place else {
+        return Err(Refused::busy(
+            "this sandbox sends too many bodies with placeholders at a time; try again later",
+        ));
+    };
+    match tokio::time::timeout(BODY, Held::read(body, MAX_BODY, permit)).await {
+        Ok(Ok(held)) => Ok(held),
+        Ok(Err(_)) => Err(Refused::new(StatusCode::BAD_REQUEST, "the request's body ended early")),
+        Err(_) => Err(Refused::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "the request's body, which has to be whole before placeholders in it are replaced, did not arrive in time",
+        )),
+    }
 }
 
 /// The request in the form of the connection that it is sent on.
@@ -304,7 +331,12 @@ fn named(parts: &http::request::Parts) -> Option<Uri> {
 }
 
 /// The answer as the client gets it.
-fn passed(response: Response<Incoming>, head: bool, active: Option<Arc<Active>>) -> Response<Body> {
+fn passed(
+    response: Response<Incoming>,
+    head: bool,
+    active: Option<Arc<Active>>,
+    share: Share,
+) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     let upgrade =
         message::upgrade(&parts.headers).filter(|_| parts.status == StatusCode::SWITCHING_PROTOCOLS);
@@ -317,7 +349,7 @@ fn passed(response: Response<Incoming>, head: bool, active: Option<Arc<Active>>)
         }
     }
     let bodiless = head || matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    Response::from_parts(parts, Passed::new(body, bodiless, active).boxed_unsync())
+    Response::from_parts(parts, Passed::new(body, bodiless, active, share).boxed_unsync())
 }
 
 /// Joins the two sides once the client's answer has been written.

@@ -18,10 +18,15 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::vault::Active;
 
+use super::room::Share;
+
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(super) type Body = UnsyncBoxBody<Bytes, BoxError>;
 
 const WEBSOCKET: &str = "websocket";
+
+/// Bytes of a held body that are sent at a time.
+const PIECE: usize = 16 << 10;
 
 /// Headers that describe one connection and never travel further.
 const HOP_BY_HOP: [HeaderName; 10] = [
@@ -140,7 +145,9 @@ impl http_body::Body for Held {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if !self.ahead.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.ahead)))));
+            // In pieces, so that those who send it hold a few of them, and the rest counts until it is sent.
+            let length = self.ahead.len().min(PIECE);
+            return Poll::Ready(Some(Ok(Frame::data(self.ahead.split_to(length)))));
         }
         if let Some(rest) = &mut self.rest {
             return Pin::new(rest).poll_frame(cx).map_err(Into::into);
@@ -172,11 +179,18 @@ pub(super) struct Passed {
     /// There is no body whatever the head says, and no header may be derived from that.
     bodiless: bool,
     active: Option<Arc<Active>>,
+    /// Of the whole exchange, which ends with this.
+    _share: Share,
 }
 
 impl Passed {
-    pub(super) const fn new(inner: Incoming, bodiless: bool, active: Option<Arc<Active>>) -> Self {
-        Self { inner, bodiless, active }
+    pub(super) const fn new(
+        inner: Incoming,
+        bodiless: bool,
+        active: Option<Arc<Active>>,
+        share: Share,
+    ) -> Self {
+        Self { inner, bodiless, active, _share: share }
     }
 }
 

@@ -20,6 +20,7 @@ use super::authority::Authority;
 use super::connection;
 use super::judge::{Denied, Via, Wanted, judge};
 use super::proxy::UpstreamProxy;
+use super::room::Room;
 use super::trust::Trust;
 use super::way::Way;
 use super::{MAX_CONNECTIONS, MAX_HELD};
@@ -35,6 +36,7 @@ pub struct Parts {
     pub trust: Trust,
     pub way: Arc<dyn Way>,
     pub proxy: Option<UpstreamProxy>,
+    pub room: Room,
 }
 
 /// The parts, and what is bounded.
@@ -47,6 +49,7 @@ pub(super) struct Shared {
     pub(super) trust: Trust,
     pub(super) way: Arc<dyn Way>,
     pub(super) proxy: Option<UpstreamProxy>,
+    pub(super) room: Room,
     /// For bodies that are held, at most [`MAX_HELD`] at a time.
     pub(super) held: Arc<Semaphore>,
 }
@@ -130,9 +133,10 @@ impl fmt::Debug for Interceptor {
 impl Interceptor {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { rules, resolved, audit, lent, authority, trust, way, proxy } = parts;
+        let Parts { rules, resolved, audit, lent, authority, trust, way, proxy, room } = parts;
         let held = Arc::new(Semaphore::new(MAX_HELD));
-        let shared = Arc::new(Shared { rules, resolved, audit, lent, authority, trust, way, proxy, held });
+        let shared =
+            Arc::new(Shared { rules, resolved, audit, lent, authority, trust, way, proxy, room, held });
         Self { shared, connections: Arc::default(), number: Arc::default() }
     }
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind, PatternID};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// Everything but what RFC 3986 calls unreserved.
@@ -104,22 +104,25 @@ impl Replacer {
 
     /// The text with its replacements, or nothing if there are none. Takes time in proportion to what goes in and comes out.
     pub(super) fn apply(&self, text: &[u8], longest: usize) -> Result<Option<Vec<u8>>, Overlong> {
-        let mut output = Vec::new();
-        let mut kept = 0;
+        let replacement = |pattern: PatternID| self.replacements[pattern.as_usize()].as_slice();
+        let (mut length, mut any) = (text.len(), false);
+        // First only counted: what grew on the way would be copied, and leave parts of values behind.
         for found in self.finder.find_iter(text) {
-            let to = &self.replacements[found.pattern().as_usize()];
-            if output.len() + (found.start() - kept) + to.len() > longest {
-                return Err(Overlong);
-            }
-            output.extend_from_slice(&text[kept..found.start()]);
-            output.extend_from_slice(to);
-            kept = found.end();
+            length = length - found.len() + replacement(found.pattern()).len();
+            any = true;
         }
-        if kept == 0 {
+        if !any {
             return Ok(None);
         }
-        if output.len() + (text.len() - kept) > longest {
+        if length > longest {
             return Err(Overlong);
+        }
+        let mut output = Vec::with_capacity(length);
+        let mut kept = 0;
+        for found in self.finder.find_iter(text) {
+            output.extend_from_slice(&text[kept..found.start()]);
+            output.extend_from_slice(replacement(found.pattern()));
+            kept = found.end();
         }
         output.extend_from_slice(&text[kept..]);
         Ok(Some(output))

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed step of a test should panic at its line")]
 
+mod bounds;
 mod clients;
 mod kernel;
 mod lending;

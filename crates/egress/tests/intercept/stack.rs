@@ -22,7 +22,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use sandglass_egress::audit::{Audit, Event};
-use sandglass_egress::intercept::{Authority, Interceptor, Parts, Pending, Trust, UpstreamProxy, Way};
+use sandglass_egress::intercept::{Authority, Interceptor, Parts, Pending, Room, Trust, UpstreamProxy, Way};
 use sandglass_egress::policy::{Action, Resolved, Rules, Verdict};
 use sandglass_egress::vault::{Call, Conditions, Transport, Vault, handle};
 use tokio::net::{TcpListener, TcpStream};
@@ -122,6 +122,7 @@ pub struct Stack {
     pub authority: Arc<Authority>,
     pub interceptors: Vec<Interceptor>,
     pub proxy: Option<UpstreamProxy>,
+    pub room: Room,
     issuer: Issuer<'static, KeyPair>,
     pub public_ca: String,
     servers: Arc<Mutex<HashMap<SocketAddr, SocketAddr>>>,
@@ -155,6 +156,7 @@ impl Stack {
             authority: Arc::new(Authority::create().unwrap()),
             interceptors: Vec::new(),
             proxy: None,
+            room: Room::default(),
             issuer: Issuer::new(params, key),
             public_ca,
             servers: Arc::default(),
@@ -218,6 +220,7 @@ impl Stack {
             trust: Trust::of(roots).unwrap(),
             way,
             proxy: self.proxy.clone(),
+            room: self.room.clone(),
         });
         self.interceptors.push(interceptor.clone());
         self.tasks.push(tokio::spawn(async move { interceptor.serve(listener).await }));
