@@ -158,6 +158,16 @@ mod tests {
         assert_eq!(replacer.apply(&[b'X'; 1 << 20], 1 << 20), Err(Overlong));
     }
 
+    #[test]
+    fn a_finder_takes_some_ten_bytes_for_each_that_it_looks_for() {
+        let pairs = (0_u64..4096).map(|number| {
+            let text = format!("{:064x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).repeat(2);
+            (text.into_bytes(), Vec::new())
+        });
+        let finder = Replacer::new(pairs).finder;
+        assert!(finder.memory_usage() < 16 * 4096 * 128, "{}", finder.memory_usage());
+    }
+
     /// Each place of the text is the beginning of every pattern: looking at them one by one would take minutes.
     #[test]
     fn texts_that_nearly_match_everywhere_take_no_longer() {

@@ -9,6 +9,7 @@ mod lending;
 mod names;
 mod openings;
 mod plain;
+mod sizes;
 mod stack;
 mod streams;
 mod vault;

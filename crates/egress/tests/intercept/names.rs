@@ -27,6 +27,24 @@ async fn names_without_a_binding_pass_undecrypted() {
 }
 
 #[tokio::test]
+async fn servers_may_ask_for_another_hello() {
+    for mut stack in [Stack::new(), Stack::bound()] {
+        let (seen, handler) = recorder();
+        let mut means = rustls::crypto::ring::default_provider();
+        // Clients offer a key for another group first.
+        means.kx_groups = vec![rustls::crypto::ring::kx_group::SECP384R1];
+        let tls = stack.identity_by(means, NAME, &[b"http/1.1"]);
+        stack.serve(HTTPS, Some(tls), handler).await;
+        let through = stack.intercept(HTTPS).await;
+        let bound = stack.vault.lock().unwrap().revision().is_some();
+        let authority = if bound { stack.authority.certificate() } else { &stack.public_ca };
+        let stream = stack.handshake(through, NAME, authority, &[b"http/1.1"]).await.unwrap();
+        assert_eq!(ask(stream, get(NAME, "/")).await.status(), StatusCode::OK);
+        assert_eq!(seen.header("authorization").is_some(), bound);
+    }
+}
+
+#[tokio::test]
 async fn a_denied_name_gets_an_alert_and_an_event() {
     let mut stack = Stack::bound();
     let through = stack.intercept(HTTPS).await;

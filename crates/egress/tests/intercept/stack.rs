@@ -17,7 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use ipnet::IpNet;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use rustls::crypto::ring;
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -228,11 +228,16 @@ impl Stack {
 
     /// The certificate of a server, by the authority that upstream servers are verified with.
     pub fn identity(&self, name: &str, protocols: &[&[u8]]) -> TlsAcceptor {
+        self.identity_by(ring::default_provider(), name, protocols)
+    }
+
+    /// The same, with means of its own.
+    pub fn identity_by(&self, means: CryptoProvider, name: &str, protocols: &[&[u8]]) -> TlsAcceptor {
         let key = KeyPair::generate().unwrap();
         let certificate =
             CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-        let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let builder = ServerConfig::builder_with_provider(Arc::new(means));
         let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
         let mut config = builder.with_single_cert(vec![certificate.der().clone()], key).unwrap();
         config.alpn_protocols = protocols.iter().map(|p| p.to_vec()).collect();
