@@ -69,6 +69,8 @@ impl Control {
                 let mut plane = self.plane.lock().unwrap_or_else(PoisonError::into_inner);
                 policy::answer(&mut plane, request)
             }),
+            // Whoever asks, with a token or without: nobody gets what is in force from here.
+            path if is_what_is_in_force(path) => Answer::text(StatusCode::FORBIDDEN, "forbidden"),
             path if is_of_the_vault(path) => self.authorised(request, |request| self.vault.answer(request)),
             _ => Answer::text(StatusCode::NOT_FOUND, "404 page not found"),
         }
@@ -95,6 +97,10 @@ impl Control {
 
 fn is_of_the_vault(path: &str) -> bool {
     path.strip_prefix("/credential-vault").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn is_what_is_in_force(path: &str) -> bool {
+    percent_encoding::percent_decode_str(path).eq(b"/credential-vault/_active".iter().copied())
 }
 
 #[cfg(test)]

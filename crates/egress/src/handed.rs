@@ -4,7 +4,7 @@
 //! place, or shown the token.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -21,15 +21,20 @@ enum Role {
     Questions,
     QuestionStreams,
     Gate,
+    /// A connection to the control API that waits for a worker.
+    Call,
 }
 
-const WORDS: [(Role, &str); 5] = [
+const WORDS: [(Role, &str); 6] = [
     (Role::State, "state"),
     (Role::Control, "control"),
     (Role::Questions, "questions"),
     (Role::QuestionStreams, "question-streams"),
     (Role::Gate, "gate"),
+    (Role::Call, CALL),
 ];
+
+const CALL: &str = "call";
 
 /// Descriptors with their roles. They stay open here while workers come and go.
 #[derive(Debug)]
@@ -43,6 +48,7 @@ pub struct Taken {
     pub questions: Vec<UdpSocket>,
     pub question_streams: Vec<TcpListener>,
     pub gate: Vec<TcpListener>,
+    pub calls: Vec<TcpStream>,
 }
 
 /// Where each part of the program listens.
@@ -55,7 +61,10 @@ impl Handed {
     pub fn make(settings: &Settings) -> io::Result<Self> {
         let (place, ports) = (&settings.placement, ports(settings));
         let mut handed = Self(vec![(Role::State, State::create()?.as_fd().try_clone_to_owned()?)]);
-        handed.add(Role::Control, vec![control(settings.api)?]);
+        let control = control(settings.api)?;
+        // While there is no worker the supervisor takes connections, and must not be held up by it.
+        control.set_nonblocking(true)?;
+        handed.add(Role::Control, vec![control]);
         handed.add(Role::Questions, at_gates(place, ports.dns, UdpSocket::bind)?);
         handed.add(Role::QuestionStreams, at_gates(place, ports.dns, TcpListener::bind)?);
         handed.add(Role::Gate, at_gates(place, ports.gate, TcpListener::bind)?);
@@ -74,18 +83,28 @@ impl Handed {
         })
     }
 
+    /// The listeners of the control API.
+    pub fn control(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.0.iter().filter(|(role, _)| *role == Role::Control).map(|(_, descriptor)| descriptor)
+    }
+
     /// Their numbers, which have to stay open over the execution of a worker.
     pub fn numbers(&self) -> Vec<RawFd> {
         self.0.iter().map(|(_, descriptor)| descriptor.as_raw_fd()).collect()
     }
 }
 
+/// How a worker is told of a connection that has waited for it.
+pub fn call(number: RawFd) -> String {
+    format!("{CALL}={number}")
+}
+
 impl Taken {
     /// Takes what the words of the command line say. Each number may be there once.
     pub fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> io::Result<Self> {
         let mut state = None;
-        let (mut control, mut questions, mut streams, mut gate) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut control, mut questions, mut streams, mut gate, mut calls) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for word in words {
             let (role, descriptor) = take(word)?;
             match role {
@@ -98,10 +117,15 @@ impl Taken {
                 }
                 Role::QuestionStreams => streams.push(unblocked_listener(descriptor)?),
                 Role::Gate => gate.push(unblocked_listener(descriptor)?),
+                Role::Call => {
+                    let call = TcpStream::from(descriptor);
+                    call.set_nonblocking(true)?;
+                    calls.push(call);
+                }
             }
         }
         let state = state.ok_or_else(|| unusable("no state"))?;
-        Ok(Self { state, control, questions, question_streams: streams, gate })
+        Ok(Self { state, control, questions, question_streams: streams, gate, calls })
     }
 }
 
@@ -192,13 +216,17 @@ mod tests {
         let mut handed = Handed(Vec::new());
         handed.add(Role::State, vec![State::create().unwrap().as_fd().try_clone_to_owned().unwrap()]);
         handed.add(Role::Control, vec![listener]);
-        let words: Vec<_> = handed.words().collect();
+        let waiting = TcpStream::connect(address).unwrap();
+        let caller = waiting.local_addr().unwrap();
+        let mut words: Vec<_> = handed.words().collect();
+        words.push(call(std::os::fd::IntoRawFd::into_raw_fd(waiting)));
         assert!(words[0].starts_with("state=") && words[1].starts_with("control="), "{words:?}");
         // The process that takes them has its own.
         handed.0.into_iter().for_each(|(_, descriptor)| _ = std::os::fd::IntoRawFd::into_raw_fd(descriptor));
         let taken = Taken::from_words(words.iter().map(String::as_str)).unwrap();
         assert_eq!(taken.control[0].local_addr().unwrap(), address);
         assert!(taken.questions.is_empty());
+        assert_eq!(taken.calls[0].local_addr().unwrap(), caller);
     }
 
     #[test]

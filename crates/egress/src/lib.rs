@@ -4,6 +4,7 @@
 //! not let through, also before the process is ready, while it restarts and after it has died: the kernel's rules stay, and they let through
 //! only what somebody alive has admitted.
 
+pub mod absence;
 pub mod audit;
 pub mod control;
 mod diagnostics;

@@ -9,12 +9,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags};
+
+use crate::diagnostics::tell;
+use crate::settings::Level;
 
 /// Room of a section's content, twice. Only what was written takes memory.
 const ROOM: u64 = 32 << 20;
 const SECTION: u64 = 2 * ROOM + HEADER;
 const HEADER: u64 = 4096;
+
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// What is kept.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +68,16 @@ impl AsFd for State {
     }
 }
 
+#[cfg(test)]
+impl Kept {
+    /// One that nothing can be written to.
+    pub(crate) fn broken() -> Self {
+        let memory = rustix::fs::memfd_create("broken", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::fcntl_add_seals(&memory, rustix::fs::SealFlags::WRITE).unwrap();
+        Self { file: Arc::new(memory.into()), start: 0 }
+    }
+}
+
 impl Kept {
     /// What was written last; empty if nothing was.
     pub fn read(&self) -> io::Result<Vec<u8>> {
@@ -72,10 +87,32 @@ impl Kept {
         Ok(content)
     }
 
-    /// Puts this in place of everything.
+    /// Puts this in place of everything. Nothing of what was there before stays in the file, nor of this if it cannot be written.
     pub fn replace(&self, content: &[u8]) -> io::Result<()> {
-        let (slot, _) = self.header()?;
-        self.write(1 - slot, 0, content)
+        let (slot, length) = self.header()?;
+        // Whoever was killed in between has left something there.
+        self.wipe(1 - slot, 0)?;
+        if let Err(error) = self.write(1 - slot, 0, content) {
+            let _ = self.wipe(1 - slot, content.len() as u64);
+            return Err(error);
+        }
+        if let Err(error) = self.wipe(slot, length.into()) {
+            tell(Level::Warn, format_args!("what was kept before is still in memory: {error}"));
+        }
+        Ok(())
+    }
+
+    /// Writes over so many bytes, then gives the memory of the whole slot back.
+    fn wipe(&self, slot: u32, length: u64) -> io::Result<()> {
+        let (start, mut at) = (self.slot(slot), 0);
+        let end = length.min(ROOM).min(self.file.metadata()?.len().saturating_sub(start));
+        while at < end {
+            let part = (end - at).min(ZEROS.len() as u64);
+            self.file.write_all_at(&ZEROS[..part as usize], start + at)?;
+            at += part;
+        }
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&*self.file, hole, start, ROOM)?)
     }
 
     /// Adds this at the end, and tells how long the whole is now.
@@ -125,6 +162,31 @@ mod tests {
         assert_eq!(names.read().unwrap(), b"3");
         assert_eq!(vault.read().unwrap(), b"secret");
         assert!(state.section(Section::Authority).read().unwrap().is_empty());
+    }
+
+    /// Everything in the file.
+    fn whole(state: &State) -> Vec<u8> {
+        let mut whole = vec![0; state.0.metadata().unwrap().len() as usize];
+        state.0.read_exact_at(&mut whole, 0).unwrap();
+        whole
+    }
+
+    #[test]
+    fn nothing_of_what_was_replaced_stays() {
+        let state = State::create().unwrap();
+        let vault = state.section(Section::Vault);
+        let found = |text: &[u8]| memchr::memmem::find(&whole(&state), text).is_some();
+        vault.replace(&b"first-secret ".repeat(10_000)).unwrap();
+        vault.replace(b"second-secret").unwrap();
+        assert!(!found(b"first-secret") && found(b"second-secret"));
+        // A worker that was killed before it could wipe, or before what it wrote became current.
+        let (slot, _) = vault.header().unwrap();
+        state.0.write_all_at(&b"third-secret ".repeat(10), vault.slot(1 - slot)).unwrap();
+        vault.replace(b"null").unwrap();
+        assert!(!found(b"secret"));
+        assert_eq!(vault.read().unwrap(), b"null");
+        assert!(vault.replace(&[&b"fourth-secret"[..], &vec![0; ROOM as usize]].concat()).is_err());
+        assert!(!found(b"secret"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The parent process: holds what must survive the worker, the sockets among it, and starts the worker again when it dies.
 //!
-//! Does nothing else, so that there is nothing in it to fail. The kernel's rules are not its business: they stay whatever dies.
+//! Does nothing else but tell those who ask after our health that there is no worker, so that there is little in it to fail. The kernel's rules are not its business: they stay whatever dies.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
+use crate::absence::{TURN, Waiting};
 use crate::diagnostics::tell;
-use crate::handed::Handed;
+use crate::handed::{Handed, call};
 use crate::settings::{Level, Settings};
 
 /// Exit code of a worker that cannot work with its settings; there is no use in starting it again.
@@ -45,21 +46,27 @@ fn supervise() -> io::Result<i32> {
         }
     };
     let handed = Handed::make(&settings)?;
+    let mut waiting = Waiting::default();
     let mut pause = Duration::ZERO;
     loop {
-        if pause > Duration::ZERO && signals.ends_within(pause) {
+        if pause > Duration::ZERO && signals.ends_within(pause, || waiting.turn(handed.control())) {
             return Ok(0);
         }
         let started = Instant::now();
-        match start(&handed, &signals) {
-            Ok(worker) => match watch(&worker, &signals)? {
-                Ended::Asked => return Ok(0),
-                Ended::Code(REFUSED) => return Ok(REFUSED),
-                Ended::Code(code) => tell(Level::Error, format_args!("the worker ended with code {code}")),
-                Ended::Signal(number) => {
-                    tell(Level::Error, format_args!("the worker was ended by signal {number}"));
+        match start(&handed, &waiting, &signals) {
+            Ok(worker) => {
+                waiting.clear();
+                match watch(&worker, &signals)? {
+                    Ended::Asked => return Ok(0),
+                    Ended::Code(REFUSED) => return Ok(REFUSED),
+                    Ended::Code(code) => {
+                        tell(Level::Error, format_args!("the worker ended with code {code}"));
+                    }
+                    Ended::Signal(number) => {
+                        tell(Level::Error, format_args!("the worker was ended by signal {number}"));
+                    }
                 }
-            },
+            }
             Err(error) => tell(Level::Error, format_args!("the worker did not start: {error}")),
         }
         pause = next_pause(pause, started.elapsed());
@@ -76,10 +83,11 @@ fn next_pause(last: Duration, lived: Duration) -> Duration {
     }
 }
 
-fn start(handed: &Handed, signals: &Signals) -> io::Result<Child> {
+fn start(handed: &Handed, waiting: &Waiting, signals: &Signals) -> io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("sandglass-egress").arg("worker").args(handed.words());
-    let (numbers, mask) = (handed.numbers(), signals.before);
+    command.arg0("sandglass-egress").arg("worker").args(handed.words()).args(waiting.numbers().map(call));
+    let (mut numbers, mask) = (handed.numbers(), signals.before);
+    numbers.extend(waiting.numbers());
     let prepare = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         for number in &numbers {
@@ -187,13 +195,17 @@ impl Signals {
         }
     }
 
-    /// Whether a signal to end came within this time.
-    fn ends_within(&self, time: Duration) -> bool {
+    /// Whether a signal to end came within this time, in which something else is done now and then.
+    fn ends_within(&self, time: Duration, mut meanwhile: impl FnMut()) -> bool {
         let until = Instant::now() + time;
         loop {
-            match self.wait(Some(until.saturating_duration_since(Instant::now()))) {
-                None => return false,
-                Some(libc::SIGCHLD) => {}
+            meanwhile();
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            match self.wait(Some(left.min(TURN))) {
+                None | Some(libc::SIGCHLD) => {}
                 Some(_) => return true,
             }
         }

@@ -162,7 +162,7 @@ fn start(settings: &Settings, taken: Taken, tasks: &mut Tasks) -> Result<(), Fai
     // Before anything else: from here on nothing leaves that was not let through.
     let firewall =
         Firewall::open(settings.placement.clone(), ports(settings)).map_err(step("close the firewall"))?;
-    let Taken { state, control, questions, question_streams, gate } = taken;
+    let Taken { state, control, questions, question_streams, gate, calls } = taken;
     let ground = ground(settings, state, tasks)?;
     let interceptor = Arc::new(OnceLock::new());
     let plane = open_plane(settings, &ground, Kernel { firewall, interceptor: interceptor.clone() }, tasks)?;
@@ -191,13 +191,17 @@ fn start(settings: &Settings, taken: Taken, tasks: &mut Tasks) -> Result<(), Fai
     let health = Arc::new(Health::default());
     let rules = plane.lock().unwrap_or_else(PoisonError::into_inner).rules();
     let kept = ground.state.section(Section::Vault);
-    let routes = Routes { vault: ground.vault.clone(), kept, rules, audit: ground.audit.clone() };
+    let recheck = Box::new(move || _ = interceptor.get().map(intercept::Interceptor::recheck));
+    let routes = Routes { vault: ground.vault.clone(), kept, rules, audit: ground.audit.clone(), recheck };
     let answers = Arc::new(Control {
         token: settings.token.clone(),
         plane: plane.clone(),
         vault: Box::new(routes),
         health: health.clone(),
     });
+    for call in calls {
+        server::take_over(call, answers.clone());
+    }
     for listener in listeners(control).map_err(step("take calls of the control API"))? {
         tasks.add("the control API", server::serve(listener, answers.clone()));
     }

@@ -61,6 +61,13 @@ pub async fn serve(listener: TcpListener, control: Arc<Control>) {
     }
 }
 
+/// Answers on a connection that was accepted while nobody could answer. One that has ended meanwhile is left alone.
+pub fn take_over(call: std::net::TcpStream, control: Arc<Control>) {
+    if let (Ok(peer), Ok(stream)) = (call.peer_addr(), TcpStream::from_std(call)) {
+        tokio::spawn(connection(stream, peer.ip().to_canonical(), control));
+    }
+}
+
 async fn connection(stream: TcpStream, peer: IpAddr, control: Arc<Control>) {
     let answer = service_fn(move |request| {
         let control = control.clone();

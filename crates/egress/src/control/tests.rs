@@ -224,6 +224,18 @@ fn the_token_is_asked_for_everywhere_but_for_health() {
         assert_eq!(stand.send(Method::PUT, path, "").status, StatusCode::UNAUTHORIZED);
         assert_eq!(with("hush", path).status, StatusCode::OK);
     }
+    for path in ["/credential-vault/_active", "/credential-vault/%5Factive", "/%63redential-vault%2f_active"]
+    {
+        for shown in ["", "wrong", "hush"] {
+            let answer = with(shown, path);
+            assert_eq!(
+                (answer.status.as_u16(), answer.body.as_str()),
+                (403, "forbidden\n"),
+                "{path} {shown}"
+            );
+        }
+        assert_eq!(stand.send(Method::PUT, path, "").status, StatusCode::FORBIDDEN);
+    }
     assert_eq!(stand.send(Method::GET, "/credential-vaults", "").status, StatusCode::NOT_FOUND);
     let unready = stand.send(Method::GET, "/healthz", "");
     assert_eq!((unready.status.as_u16(), unready.body.as_str()), (503, "mitmproxy not ready"));

@@ -37,9 +37,14 @@ struct Resolver {
 }
 
 async fn resolver(does: Does) -> Resolver {
-    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    // A port that is free for one protocol may be in use for the other.
+    let (socket, listener) = loop {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        if let Ok(listener) = TcpListener::bind(socket.local_addr().unwrap()).await {
+            break (socket, listener);
+        }
+    };
     let address = socket.local_addr().unwrap();
-    let listener = TcpListener::bind(address).await.unwrap();
     let asked = Arc::new(AtomicUsize::new(0));
     let count = asked.clone();
     tokio::spawn(async move {

@@ -29,6 +29,11 @@ pub enum First {
     Foreign,
 }
 
+/// Whether it is HTTP without TLS: its first line is a request's, or the preface of HTTP/2. For those who read what follows themselves.
+pub fn begins_request(bytes: &[u8]) -> bool {
+    tls::begins(bytes) == Some(false) && http::begins_request(bytes)
+}
+
 /// Reads the first bytes of what a client sends. Once this is not [`First::More`], more bytes do not change it.
 pub fn read(bytes: &[u8]) -> First {
     let seen = &bytes[..bytes.len().min(LIMIT)];
@@ -46,5 +51,19 @@ pub fn read(bytes: &[u8]) -> First {
             First::Broken(if records == Some(true) { Protocol::Tls } else { Protocol::Http })
         }
         found => found,
+    }
+}
+
+/// Reads what a client sends behind its hello once the server has asked for another one. It has to name the same host: servers differ in
+/// which of the two they heed.
+pub fn read_again(first: &First, bytes: &[u8]) -> First {
+    let seen = &bytes[..bytes.len().min(LIMIT)];
+    match (first, tls::read_again(seen)) {
+        (_, First::More) if bytes.len() < LIMIT => First::More,
+        (First::Named { host, .. }, First::Named { protocol, host: again, length }) if *host == again => {
+            First::Named { protocol, host: again, length }
+        }
+        (First::Unnamed { .. }, again @ First::Unnamed { .. }) => again,
+        _ => First::Broken(Protocol::Tls),
     }
 }

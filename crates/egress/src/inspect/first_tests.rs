@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::first::{First, LIMIT, Protocol, read};
+use super::first::{First, LIMIT, Protocol, begins_request, read, read_again};
 use super::host::Host;
+use super::tls::{self, Reply};
 
 /// A real client's first message.
-fn hello(name: Option<&str>) -> Vec<u8> {
+pub(super) fn hello(name: Option<&str>) -> Vec<u8> {
     let config =
         rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
     let config = config.with_safe_default_protocol_versions().unwrap();
@@ -151,11 +152,41 @@ fn requests_that_servers_may_read_differently_are_broken() {
         " GET / HTTP/1.1\r\nHost: good.example\r\n\r\n",
         "GET\t/ HTTP/1.1\r\nHost: good.example\r\n\r\n",
         "GET /\r\n",
+        "GET\r\n",
+        "GET\u{b}/\u{b}HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "PROPFIND\u{c}/ HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "\u{b}GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "\u{a0}GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "\u{feff}GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "@ / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "G@T / http/1.1\r\nHost: evil.example\r\n\r\n",
+        "x\rGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        "GET / HTTP/1.1\0\r\nHost: evil.example\r\n\r\n",
     ] {
         assert_eq!(read(request.as_bytes()), First::Broken(Protocol::Http), "{request:?}");
     }
+    let long_word = format!("{} / HTTP/1.1\r\nHost: good.example\r\n\r\n", "X".repeat(40));
+    assert!(matches!(read(long_word.as_bytes()), First::Named { .. }));
+    assert_eq!(read(&[b'X'; 9000]), First::Broken(Protocol::Http));
+    assert_eq!(read(&[0xff; 9000]), First::Broken(Protocol::Http));
     let endless = format!("GET / HTTP/1.1\r\nX: {}", "y".repeat(LIMIT));
     assert_eq!(read(endless.as_bytes()), First::Broken(Protocol::Http));
+}
+
+#[test]
+fn a_request_line_tells_a_request_whatever_follows() {
+    for request in [
+        "\r\n\nGET / HTTP/1.1\r\n",
+        "PROPFIND /a HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        "PRI * HTTP/2.0\r\n",
+    ] {
+        assert!(begins_request(request.as_bytes()), "{request:?}");
+    }
+    for other in
+        ["", "GET / HTTP/1.1", "GET / HTTP/1.1 \r\n", "GET /\r\n", "SSH-2.0-x\r\n", "\u{16}\u{3}\u{1}"]
+    {
+        assert!(!begins_request(other.as_bytes()), "{other:?}");
+    }
 }
 
 #[test]
@@ -167,14 +198,63 @@ fn protocols_without_names_are_foreign() {
         b"get some:key\r\n",
         b"PING\r\n",
         b"\0\0\0\x08\x04\xd2\x16\x2f",
-        &[0xff; 40],
-        &[b'a'; 40],
+        b"\xff\xff\xff\x04\xff",
+        b"\xff\xff\xff\r\n",
+        b"AMQP\0\0\x09\x01",
+        b"QUIT\r\n",
+        b"(hello)\n",
     ] {
         assert_eq!(read(bytes), First::Foreign, "{bytes:?}");
     }
     assert_eq!(read(b""), First::More);
     assert_eq!(read(b"GE"), First::More);
+    assert_eq!(read(&[b'a'; 40]), First::More);
+    assert_eq!(read(b"@ / HTT"), First::More);
     assert_eq!(read(b"GET / HTTP/1.1\r\nHost: good.example\r\n"), First::More);
+}
+
+/// A server's hello with this random number, or the one that asks for another hello.
+pub(super) fn server_hello(random: Option<[u8; 32]>) -> Vec<u8> {
+    let retry = "cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c";
+    let retry = (0..32).map(|at| u8::from_str_radix(&retry[2 * at..2 * at + 2], 16).unwrap());
+    let random = random.map_or_else(|| retry.collect(), |random| random.to_vec());
+    [&[22, 3, 3, 0, 60, 2, 0, 0, 56, 3, 3][..], &random, &[0; 22]].concat()
+}
+
+#[test]
+fn a_server_that_asks_for_another_hello_is_recognised() {
+    let (retry, last) = (server_hello(None), server_hello(Some([5; 32])));
+    for length in 0..tls::ANSWER {
+        assert_eq!(tls::reply(&retry[..length]), Reply::More, "{length}");
+    }
+    assert_eq!(tls::reply(&retry), Reply::Retry);
+    assert_eq!(tls::reply(&last), Reply::Final);
+    assert_eq!(tls::reply(&[21, 3, 3, 0, 2]), Reply::Final);
+    assert_eq!(tls::reply(b"HTTP/1.1 400"), Reply::Final);
+    let mut pieces = last.clone();
+    pieces[4] = 3;
+    assert_eq!(tls::reply(&pieces), Reply::Retry);
+}
+
+#[test]
+fn a_second_hello_names_the_host_of_the_first() {
+    let first = read(&hello(Some("good.example")));
+    let early = [&[20, 3, 3, 0, 1, 1, 23, 3, 3, 1, 0][..], &[9; 256]].concat();
+    let again = [&early[..], &hello(Some("good.example"))].concat();
+    assert_eq!(read_again(&first, &again), named("good.example", Protocol::Tls, again.len()));
+    for length in 0..again.len() {
+        assert_eq!(read_again(&first, &again[..length]), First::More, "{length}");
+    }
+    for other in [Some("evil.example"), None] {
+        let again = [&early[..], &hello(other)].concat();
+        assert_eq!(read_again(&first, &again), First::Broken(Protocol::Tls), "{other:?}");
+    }
+    let nobody = read(&hello(None));
+    assert!(matches!(read_again(&nobody, &hello(None)), First::Unnamed { .. }));
+    assert_eq!(read_again(&nobody, &hello(Some("good.example"))), First::Broken(Protocol::Tls));
+    let endless: Vec<u8> = early.iter().copied().cycle().take(2 * LIMIT).collect();
+    assert_eq!(read_again(&first, &endless), First::Broken(Protocol::Tls));
+    assert_eq!(read_again(&first, b"GET / HTTP/1.1\r\n"), First::Broken(Protocol::Tls));
 }
 
 /// Bytes that are nearly something.
@@ -189,6 +269,7 @@ fn anything() -> impl Strategy<Value = Vec<u8>> {
         Just(vec![0x80, 0x2e, 1, 3, 1]),
         proptest::collection::vec(any::<u8>(), 0..200),
         "[A-Z]{0,5}[ \t\r\n]{0,3}[ -~\r\n]{0,60}".prop_map(String::into_bytes),
+        "[ -~\x00\x0b\u{a0}]{0,5}(GET)?[\x0b \x00]{0,2}/ ?[hH]TTP/1.1\r?\n".prop_map(String::into_bytes),
     ];
     let changes = proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..4);
     (samples, changes).prop_map(|(mut bytes, changes)| {

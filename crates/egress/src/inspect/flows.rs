@@ -2,7 +2,8 @@
 //!
 //! Invariants: bytes count in order and once, so that whoever sends different bytes for the same place gets the later ones
 //! dropped; a connection is opened only when the server has acknowledged the bytes that decided, so that bytes which the
-//! server does not take (wrong checksum, old timestamp, a window of their own) decide nothing.
+//! server does not take (wrong checksum, old timestamp, a window of their own) decide nothing; a TLS connection is opened
+//! only when the server's answer shows that it does not ask for a second hello, or when that one names the same host.
 //! Bounds: 2,048 connections at a time, the oldest go first; 16 KiB of each and 8 MiB of all of them; 1,024 that were
 //! opened lately.
 
@@ -12,9 +13,11 @@ use std::sync::Arc;
 use sandglass_netlink::conntrack::Tuple;
 
 use super::first::{self, First, LIMIT, Protocol};
-use super::host::Host;
 use super::packet::{ACK, FIN, Packet, RST, SYN, Segment, URG};
-use crate::audit::{Event, Gate};
+use super::server::Server;
+use super::tls::Reply;
+use super::verdict::{denied, host_of, protocol_of, verdict};
+use crate::audit::Event;
 use crate::firewall::Opened;
 use crate::policy::{Action, Rules, Verdict};
 
@@ -46,7 +49,28 @@ struct Flow {
     bytes: Vec<u8>,
     /// What they are, once they may pass.
     decided: Option<First>,
+    /// How many of them decided.
+    needed: usize,
+    retry: Retry,
+    server: Server,
     age: u64,
+}
+
+/// Whether a client may still say another name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Retry {
+    /// The server has not answered yet.
+    Unknown,
+    /// The next hello has to be read too.
+    Asked,
+    Settled,
+}
+
+impl Flow {
+    /// Whether what the client sends has to be looked at.
+    fn is_open_to_names(&self) -> bool {
+        self.decided.is_none() || self.retry != Retry::Settled
+    }
 }
 
 /// Connections that are being inspected.
@@ -94,7 +118,7 @@ impl Flows {
         if self.flows.contains_key(&there) {
             self.sent(there, &segment)
         } else if self.flows.contains_key(&back) {
-            (self.answered(back, &segment), None)
+            self.answered(back, &segment)
         } else if segment.flags & (SYN | ACK | RST | FIN) == SYN {
             (self.begin(there, &segment), None)
         } else if self.stragglers.of.contains(&there) || self.stragglers.of.contains(&back) {
@@ -120,7 +144,16 @@ impl Flows {
         self.stragglers.of.remove(&tuple);
         self.age += 1;
         let start = segment.sequence.wrapping_add(1);
-        let flow = Flow { answered: false, start, bytes: Vec::new(), decided: None, age: self.age };
+        let flow = Flow {
+            answered: false,
+            start,
+            bytes: Vec::new(),
+            decided: None,
+            needed: 0,
+            retry: Retry::Unknown,
+            server: Server::default(),
+            age: self.age,
+        };
         self.flows.insert(tuple, flow);
         Word::Pass
     }
@@ -152,10 +185,13 @@ impl Flows {
             return (Word::Refuse, None);
         }
         let word = self.carried(&tuple, segment);
-        let unfinished =
-            self.flows.get(&tuple).is_some_and(|flow| flow.decided.is_none() && !flow.bytes.is_empty());
+        let (unfinished, retried) = self.flows.get(&tuple).map_or((false, false), |flow| {
+            let unfinished = flow.decided.is_none() && !flow.bytes.is_empty();
+            (unfinished, flow.decided.is_some() && flow.retry == Retry::Asked)
+        });
         match word {
             Ok(()) if unfinished => self.decide(&tuple, segment),
+            Ok(()) if retried => self.decide_again(&tuple),
             Ok(()) => (Word::Pass, None),
             Err(word) => (word, None),
         }
@@ -169,7 +205,7 @@ impl Flows {
         }
         let offset = segment.sequence.wrapping_sub(flow.start) as i32;
         let offset = usize::try_from(offset).map_err(|_| Word::Drop)?;
-        if flow.decided.is_none() && offset > flow.bytes.len() {
+        if flow.is_open_to_names() && offset > flow.bytes.len() {
             return Err(Word::Drop);
         }
         let known = flow.bytes.get(offset..).unwrap_or_default();
@@ -177,9 +213,13 @@ impl Flows {
         if known[..overlap] != segment.bytes[..overlap] {
             return Err(Word::Drop);
         }
-        if flow.decided.is_none() {
-            let room = LIMIT.saturating_sub(flow.bytes.len());
+        if flow.is_open_to_names() {
+            let room = (flow.needed + LIMIT).saturating_sub(flow.bytes.len());
             let new = &segment.bytes[overlap..];
+            // Behind a hello nothing passes that was not looked at; it is sent again when the server has answered.
+            if flow.decided.is_some() && flow.retry == Retry::Unknown && new.len() > room {
+                return Err(Word::Drop);
+            }
             let new = &new[..new.len().min(room)];
             if self.held + new.len() > HELD {
                 return Err(Word::Drop);
@@ -202,8 +242,12 @@ impl Flows {
         };
         let verdict = verdict(&*self.rules, &first);
         if verdict.action == Action::Allow {
-            self.held -= flow.bytes.len() - length;
-            flow.bytes.truncate(length);
+            flow.needed = length;
+            if protocol_of(&first) != Some(Protocol::Tls) {
+                self.held -= flow.bytes.len() - length;
+                flow.bytes.truncate(length);
+                flow.retry = Retry::Settled;
+            }
             flow.decided = Some(first);
             return (Word::Pass, None);
         }
@@ -211,39 +255,87 @@ impl Flows {
         (Word::Refuse, Some(denied(tuple, &first, verdict)))
     }
 
+    /// The same for the hello that the server has asked for.
+    fn decide_again(&mut self, tuple: &Tuple) -> (Word, Option<Event>) {
+        let Some(flow) = self.flows.get_mut(tuple) else {
+            return (Word::Drop, None);
+        };
+        let Some(first) = &flow.decided else {
+            return (Word::Pass, None);
+        };
+        match first::read_again(first, &flow.bytes[flow.needed..]) {
+            First::More => (Word::Pass, None),
+            First::Named { length, .. } | First::Unnamed { length, .. } => {
+                flow.needed += length;
+                flow.retry = Retry::Settled;
+                (Word::Pass, None)
+            }
+            other => {
+                let rule = "default (the second hello does not name the host of the first)".to_owned();
+                let event = denied(tuple, &other, Verdict { action: Action::Deny, rule });
+                self.remove(tuple);
+                (Word::Refuse, Some(event))
+            }
+        }
+    }
+
     /// From the server.
-    fn answered(&mut self, tuple: Tuple, segment: &Segment<'_>) -> Word {
+    fn answered(&mut self, tuple: Tuple, segment: &Segment<'_>) -> (Word, Option<Event>) {
         let Some(flow) = self.flows.get_mut(&tuple) else {
-            return Word::Drop;
+            return (Word::Drop, None);
         };
         let has = |flag: u8| segment.flags & flag != 0;
         if has(RST) {
             self.remove(&tuple);
-            return Word::Pass;
+            return (Word::Pass, None);
         }
         if has(SYN) {
             let fits = has(ACK) && segment.acknowledged == flow.start;
-            flow.answered |= fits;
-            return if fits { Word::Pass } else { Word::Drop };
+            if fits && !flow.answered {
+                flow.answered = true;
+                flow.server = Server::new(segment.sequence.wrapping_add(1));
+            }
+            return (if fits { Word::Pass } else { Word::Drop }, None);
         }
-        let end = flow.start.wrapping_add(flow.bytes.len() as u32);
-        let arrived = has(ACK) && segment.acknowledged.wrapping_sub(end) as i32 >= 0;
+        if flow.answered && flow.retry != Retry::Settled && !flow.server.takes(segment) {
+            return (Word::Drop, None);
+        }
+        if flow.decided.is_some() && flow.retry == Retry::Unknown {
+            match flow.server.reply() {
+                Reply::More => {}
+                Reply::Final => flow.retry = Retry::Settled,
+                Reply::Retry => {
+                    flow.retry = Retry::Asked;
+                    return self.decide_again(&tuple);
+                }
+            }
+        }
+        (self.acknowledged(&tuple, segment), None)
+    }
+
+    /// Opens the connection if the server has taken what decided.
+    fn acknowledged(&mut self, tuple: &Tuple, segment: &Segment<'_>) -> Word {
+        let Some(flow) = self.flows.get(tuple) else {
+            return Word::Drop;
+        };
+        let end = flow.start.wrapping_add(flow.needed as u32);
+        let arrived = segment.flags & ACK != 0 && segment.acknowledged.wrapping_sub(end) as i32 >= 0;
         let (may, host) = match &flow.decided {
             // Asked again, because the rules may have changed in between.
-            Some(first) if flow.answered && arrived => {
+            Some(first) if flow.answered && arrived && flow.retry == Retry::Settled => {
                 (verdict(&*self.rules, first).action == Action::Allow, host_of(first))
             }
             // The server speaks first: no protocol in which the client names a host.
             None if flow.answered && flow.bytes.is_empty() && !segment.bytes.is_empty() => (true, None),
             _ => return Word::Pass,
         };
-        self.remove(&tuple);
+        self.remove(tuple);
         if !may {
             return Word::Refuse;
         }
-        self.stragglers.add(tuple);
+        self.stragglers.add(*tuple);
         if let Some(host) = host {
-            self.opened.remember(tuple, host);
+            self.opened.remember(*tuple, host);
         }
         Word::Open
     }
@@ -260,47 +352,6 @@ impl Flows {
         if let Some(flow) = self.flows.remove(tuple) {
             self.held -= flow.bytes.len();
         }
-    }
-}
-
-fn verdict(rules: &dyn Rules, first: &First) -> Verdict {
-    let by_default = |action| Verdict { action, rule: "default".into() };
-    match first {
-        First::Named { host: Host::Name(name), .. } => rules.name(name),
-        First::Named { host: Host::Address(address), .. } => {
-            rules.address(*address).unwrap_or_else(|| by_default(rules.default_action()))
-        }
-        First::Unnamed { .. } => by_default(rules.default_action()),
-        First::Foreign => by_default(Action::Allow),
-        First::More | First::Broken(_) => by_default(Action::Deny),
-    }
-}
-
-fn denied(tuple: &Tuple, first: &First, verdict: Verdict) -> Event {
-    let protocol = match first {
-        First::Named { protocol, .. } | First::Unnamed { protocol, .. } | First::Broken(protocol) => {
-            Some(*protocol)
-        }
-        First::More | First::Foreign => None,
-    };
-    Event::Denied {
-        by: match protocol {
-            Some(Protocol::Tls) => Gate::Sni,
-            Some(Protocol::Http | Protocol::Http2) => Gate::Http,
-            None => Gate::Firewall,
-        },
-        host: host_of(first),
-        address: Some(tuple.destination),
-        port: Some(tuple.destination_port),
-        rule: verdict.rule,
-    }
-}
-
-fn host_of(first: &First) -> Option<String> {
-    match first {
-        First::Named { host: Host::Name(name), .. } => Some(name.clone()),
-        First::Named { host: Host::Address(address), .. } => Some(address.to_string()),
-        _ => None,
     }
 }
 

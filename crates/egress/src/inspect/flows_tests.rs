@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 use sandglass_netlink::conntrack::Tuple;
 
+use super::first_tests::{hello, server_hello};
 use super::flows::{Flows, Word};
 use super::packet::{ACK, FIN, Packet, RST, SYN, Segment, URG};
 use crate::audit::{Event, Gate};
@@ -200,6 +201,67 @@ fn a_server_that_speaks_first_opens() {
     let mut talk = Talk::begun();
     assert_eq!(talk.client(1001, ACK, b"G"), Word::Pass);
     assert_eq!(talk.server(5001, 1002, ACK, b"impatient"), Word::Pass);
+}
+
+/// Up to the acknowledgement of the first hello, which opens nothing yet.
+fn greeted() -> (Talk, u32) {
+    let mut talk = Talk::begun();
+    let first = hello(Some("good.example"));
+    let end = 1001 + first.len() as u32;
+    assert_eq!(talk.client(1001, ACK, &first), Word::Pass);
+    assert_eq!(talk.server(5001, end, ACK, b""), Word::Pass);
+    (talk, end)
+}
+
+#[test]
+fn a_hello_opens_when_the_server_has_answered_it() {
+    let (mut talk, end) = greeted();
+    let answer = server_hello(Some([5; 32]));
+    // Out of order, in pieces, and a probe before the beginning.
+    assert_eq!(talk.server(5021, end, ACK, &answer[20..]), Word::Drop);
+    assert_eq!(talk.server(5001, end, ACK, &answer[..20]), Word::Pass);
+    assert_eq!(talk.server(5000, end, ACK, b"x"), Word::Pass);
+    assert_eq!(talk.server(5011, end, ACK, &answer[10..]), Word::Open);
+    let (mut talk, end) = greeted();
+    assert_eq!(talk.server(5001, end, ACK, &[21, 3, 3, 0, 2, 2, 40]), Word::Open);
+}
+
+#[test]
+fn a_second_hello_is_read_too() {
+    let (mut talk, end) = greeted();
+    let retry = server_hello(None);
+    assert_eq!(talk.server(5001, end, ACK, &retry), Word::Pass);
+    let again = [&[20, 3, 3, 0, 1, 1][..], &hello(Some("good.example"))].concat();
+    assert_eq!(talk.client(end, ACK, &again[..50]), Word::Pass);
+    assert_eq!(talk.server(5001 + retry.len() as u32, end + 50, ACK, b""), Word::Pass);
+    assert_eq!(talk.client(end + 50, ACK, &again[50..]), Word::Pass);
+    let end = end + again.len() as u32;
+    assert_eq!(talk.server(5001 + retry.len() as u32, end, ACK, b""), Word::Open);
+    assert_eq!(talk.opened.host(&talk.tuple()).as_deref(), Some("good.example"));
+}
+
+#[test]
+fn a_second_hello_with_another_name_is_refused() {
+    let retry = server_hello(None);
+    let evil = hello(Some("evil.example"));
+    let (mut talk, end) = greeted();
+    assert_eq!(talk.server(5001, end, ACK, &retry), Word::Pass);
+    let (word, event) = talk.judged(end, ACK, &evil);
+    assert_eq!(word, Word::Refuse);
+    assert!(matches!(event, Some(Event::Denied { by: Gate::Sni, .. })), "{event:?}");
+    // Sent ahead of the server's answer, and together with the first.
+    let (mut talk, end) = greeted();
+    assert_eq!(talk.client(end, ACK, &evil), Word::Pass);
+    assert_eq!(talk.server(5001, end, ACK, &retry), Word::Refuse);
+    let mut talk = Talk::begun();
+    let both = [hello(Some("good.example")), evil].concat();
+    assert_eq!(talk.client(1001, ACK, &both), Word::Pass);
+    assert_eq!(talk.server(5001, 1001 + both.len() as u32, ACK, &retry), Word::Refuse);
+    // Behind more than is looked at.
+    let (mut talk, end) = greeted();
+    assert_eq!(talk.client(end, ACK, &[23; 17000]), Word::Drop);
+    assert_eq!(talk.server(5001, end, ACK, &retry), Word::Pass);
+    assert_eq!(talk.client(end, ACK, &[23; 17000]), Word::Refuse);
 }
 
 #[test]

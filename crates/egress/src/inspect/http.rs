@@ -8,8 +8,6 @@ use memchr::{memchr, memmem};
 use super::first::{First, Protocol};
 use super::host::Host;
 
-/// Longer than any method that a server knows.
-const METHOD: usize = 32;
 /// A request line has ended before.
 const LINE: usize = 8192;
 const METHODS: [&[u8]; 9] =
@@ -18,8 +16,8 @@ const METHODS: [&[u8]; 9] =
 /// What the first line says about the connection.
 pub fn read(bytes: &[u8]) -> First {
     // Servers skip empty lines before a request.
-    let skipped = bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
-    let request = &bytes[skipped..];
+    let request = without_empty_lines(bytes);
+    let skipped = bytes.len() - request.len();
     match sort(request) {
         Sort::Unclear => First::More,
         Sort::Other => First::Foreign,
@@ -47,32 +45,61 @@ enum Sort {
     Broken,
 }
 
+/// Whether the first line is a request's, whatever the rest of the head may be.
+pub fn begins_request(bytes: &[u8]) -> bool {
+    matches!(sort(without_empty_lines(bytes)), Sort::Request | Sort::Preface(_))
+}
+
+fn without_empty_lines(bytes: &[u8]) -> &[u8] {
+    let skipped = bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+    &bytes[skipped..]
+}
+
 fn sort(request: &[u8]) -> Sort {
-    let word = request.iter().take_while(|byte| is_token(**byte)).count();
-    if word > METHOD || (word == 0 && !request.is_empty()) && !matches!(request[0], b' ' | b'\t') {
-        return Sort::Other;
-    }
-    match request.get(word) {
-        None => return Sort::Unclear,
-        // Some servers would skip a space before the method, or take a tab for one behind it.
+    let end = memchr(b'\n', &request[..request.len().min(LINE)]);
+    let line = &request[..end.unwrap_or(request.len().min(LINE))];
+    let word = line.iter().take_while(|byte| is_token(**byte)).count();
+    // Some servers would skip a space before the method, or take a tab for one behind it.
+    match line.get(word) {
         Some(b' ' | b'\t') => {}
-        Some(_) => return Sort::Other,
+        // The word may go on.
+        None if end.is_none() => return if request.len() >= LINE { Sort::Broken } else { Sort::Unclear },
+        _ => return odd(line, word, end.is_some(), request.len() >= LINE),
     }
-    let Some(end) = memchr(b'\n', &request[..request.len().min(LINE)]) else {
+    let Some(end) = end else {
         return if request.len() >= LINE { Sort::Broken } else { Sort::Unclear };
     };
-    let line = request[..end].strip_suffix(b"\r").unwrap_or(&request[..end]);
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
     if line == b"PRI * HTTP/2.0" {
         return Sort::Preface(end + 1);
     }
-    let method = &request[..word];
-    let speaks_http = memmem::find(&line.to_ascii_uppercase(), b"HTTP/").is_some();
     let parts: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     match parts[..] {
         [_, target, version] if word > 0 && is_target(target) && is_version(version) => Sort::Request,
-        _ if speaks_http || METHODS.contains(&method) => Sort::Broken,
+        _ if speaks_http(line) || METHODS.contains(&&line[..word]) => Sort::Broken,
         _ => Sort::Other,
     }
+}
+
+/// A first line that does not begin with a word and a space. Some servers take other bytes for spaces, or skip them: up to its end it may
+/// still become something that they would read. A control character that no server skips tells other protocols apart at once: they may
+/// wait for an answer, and never send the end of a line.
+fn odd(line: &[u8], word: usize, complete: bool, too_long: bool) -> Sort {
+    let never = line.iter().position(|byte| matches!(byte, 0..=8 | 14..=27 | 127));
+    let text = &line[..never.unwrap_or(line.len())];
+    if METHODS.contains(&&line[..word]) || speaks_http(text) {
+        Sort::Broken
+    } else if never.is_some() || complete {
+        Sort::Other
+    } else if too_long {
+        Sort::Broken
+    } else {
+        Sort::Unclear
+    }
+}
+
+fn speaks_http(line: &[u8]) -> bool {
+    memmem::find(&line.to_ascii_uppercase(), b"HTTP/").is_some()
 }
 
 fn is_target(target: &[u8]) -> bool {

@@ -11,7 +11,9 @@ pub mod host;
 pub mod http;
 mod inspector;
 pub(crate) mod packet;
+mod server;
 pub mod tls;
+mod verdict;
 
 #[cfg(test)]
 mod first_tests;

@@ -11,6 +11,71 @@ const SERVER_NAME: u16 = 0;
 const HOST_NAME: u8 = 0;
 const RECORD_HEADER: usize = 5;
 const RECORD: usize = 1 << 14;
+const CHANGE_CIPHER_SPEC: u8 = 20;
+const APPLICATION_DATA: u8 = 23;
+/// What encryption may add to a record.
+const EXPANSION: usize = 256;
+const SERVER_HELLO: u8 = 2;
+/// The random number of a server's hello that asks for another one of the client's (RFC 8446, 4.1.3).
+const RETRY: [u8; 32] = [
+    0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8, 0x91, 0xc2,
+    0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
+];
+/// Bytes of a server's answer up to the end of its random number: record, message, version.
+pub const ANSWER: usize = RECORD_HEADER + 4 + 2 + 32;
+
+/// What a server answers a hello with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// It takes more bytes to say.
+    More,
+    /// The client is to say hello again, and could say another name.
+    Retry,
+    /// The client's hello was its last.
+    Final,
+}
+
+/// Reads the first bytes of what a server sends; [`ANSWER`] of them are enough.
+pub fn reply(bytes: &[u8]) -> Reply {
+    match bytes {
+        [] => Reply::More,
+        [HANDSHAKE, ..] if bytes.len() < ANSWER => Reply::More,
+        [HANDSHAKE, _, _, high, low, SERVER_HELLO, ..] => {
+            // One in pieces could be anything; no server sends such.
+            let in_pieces = usize::from(u16::from_be_bytes([*high, *low])) < ANSWER - RECORD_HEADER;
+            if in_pieces || bytes[ANSWER - RETRY.len()..ANSWER] == RETRY {
+                Reply::Retry
+            } else {
+                Reply::Final
+            }
+        }
+        _ => Reply::Final,
+    }
+}
+
+/// Reads the hello that follows when the server has asked for it, behind early data which such a server does not read.
+pub fn read_again(bytes: &[u8]) -> First {
+    let mut rest = bytes;
+    while let [CHANGE_CIPHER_SPEC | APPLICATION_DATA, ..] = rest {
+        let Some(header) = rest.first_chunk::<RECORD_HEADER>() else {
+            return First::More;
+        };
+        let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
+        if header[1] != 3 || length > RECORD + EXPANSION {
+            return First::Broken(Protocol::Tls);
+        }
+        match rest.get(RECORD_HEADER + length..) {
+            Some(behind) => rest = behind,
+            None => return First::More,
+        }
+    }
+    let skipped = bytes.len() - rest.len();
+    match read(rest) {
+        First::Named { protocol, host, length } => First::Named { protocol, host, length: skipped + length },
+        First::Unnamed { protocol, length } => First::Unnamed { protocol, length: skipped + length },
+        other => other,
+    }
+}
 
 /// Whether the bytes begin as a record does; nothing if it takes another byte to say. Of a handshake, some servers do not
 /// look at the version.

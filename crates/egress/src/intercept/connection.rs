@@ -16,29 +16,43 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-use crate::audit::{Event, Gate};
+use crate::audit::Gate;
+use crate::diagnostics;
+use crate::inspect::first::Protocol as Spoken;
+use crate::settings::Level;
 use crate::vault::Scheme;
 
 use super::exchange::{Memory, Session, answer, relay};
 use super::hello::{self, Hello, Opening};
-use super::judge::{Denied, Wanted, judge};
+use super::judge::{Denied, Wanted};
 use super::proxy;
+use super::retry::{Greeting, greet};
 use super::service::{Live, Shared};
 use super::tunnel::{self, Replayed, Stream};
 use super::upstream::{Failure, Protocol, Upstream};
 use super::way;
-use super::{MAX_HEAD, MAX_HEADERS};
+use super::{CONNECTION, CONNECTION_WINDOW, MAX_HEAD, MAX_HEADERS, SEND_BUFFER, STREAM_WINDOW, WINDOWS};
 
 /// For a request's head, and for how long a connection may be kept without one.
 const HEAD: Duration = Duration::from_secs(90);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 const PING: Duration = Duration::from_secs(60);
 const STREAMS: u32 = 100;
-const STREAM_WINDOW: u32 = 256 << 10;
-const CONNECTION_WINDOW: u32 = 1 << 20;
 
-/// The record that a TLS client gets instead of an answer: a fatal alert, `access_denied`.
-const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
+/// For room, until others have given some back.
+const WAIT: Duration = Duration::from_secs(20);
+
+/// The record that a TLS client gets instead of an answer: a fatal alert.
+const fn alert(reason: u8) -> [u8; 7] {
+    [21, 3, 3, 0, 2, 2, reason]
+}
+
+const ACCESS_DENIED: u8 = 49;
+const INTERNAL_ERROR: u8 = 80;
+
+/// What a client without TLS gets when there is no room for its connection.
+const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 65\r\n\
+    Retry-After: 1\r\nConnection: close\r\n\r\nthis sandbox has too many connections at a time; try again later\n";
 
 pub(super) async fn handle(shared: Arc<Shared>, stream: TcpStream, live: Arc<Live>) {
     // Whoever connects to the interceptor itself wants to go nowhere.
@@ -57,11 +71,16 @@ pub(super) async fn handle(shared: Arc<Shared>, stream: TcpStream, live: Arc<Liv
 
 async fn plain(
     shared: Arc<Shared>,
-    stream: TcpStream,
+    mut stream: TcpStream,
     ahead: Vec<u8>,
     destination: SocketAddr,
     live: Arc<Live>,
 ) -> io::Result<()> {
+    let Some(share) = shared.room.connections.take(CONNECTION, WAIT).await else {
+        diagnostics::tell(Level::Warn, "no room for another connection with HTTP");
+        stream.write_all(BUSY).await?;
+        return stream.shutdown().await;
+    };
     let upstream = Ok(Upstream::plain(Arc::clone(&shared), destination));
     let session = Session {
         shared,
@@ -71,6 +90,7 @@ async fn plain(
         upstream,
         live,
         memory: Memory::default(),
+        _share: share,
     };
     serve(session, Protocol::Http1, Replayed::new(ahead, stream)).await
 }
@@ -86,10 +106,13 @@ async fn open(
         Opening::Hello(hello) => hello,
         // Without TLS nothing is lent on the port of TLS.
         Opening::Http(ahead) => return plain(shared, stream, ahead, destination, live).await,
-        Opening::Other(ahead) => return nameless(&shared, stream, ahead, destination, &live).await,
-        Opening::Broken => {
-            let denied = Denied { rule: "default (no TLS handshake that can be read)".to_owned() };
-            tell(&shared, None, destination, &denied);
+        Opening::Foreign(ahead) => return nameless(&shared, stream, ahead, destination, &live).await,
+        Opening::Broken(protocol) => {
+            let (by, rule) = match protocol {
+                Spoken::Tls => (Gate::Sni, "default (no TLS handshake that can be read)"),
+                Spoken::Http | Spoken::Http2 => (Gate::Http, "default (no request that can be read)"),
+            };
+            tell(&shared, by, None, destination, &Denied::new(rule));
             reset(stream);
             return Ok(());
         }
@@ -97,9 +120,15 @@ async fn open(
     let name = hello.name.as_deref();
     let wanted = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() };
     live.wants(name);
-    if let Err(denied) = judge(&*shared.rules, &*shared.resolved, wanted) {
-        tell(&shared, name, destination, &denied);
-        return refuse(stream).await;
+    let judged = match hello.literal {
+        Some(literal) if literal != wanted.address => {
+            Err(Denied::new("default (the host is another address)"))
+        }
+        _ => shared.judge(&*shared.resolved, wanted),
+    };
+    if let Err(denied) = judged {
+        tell(&shared, Gate::Sni, name, destination, &denied);
+        return refuse(stream, ACCESS_DENIED).await;
     }
     let bound = match (name, shared.lent.now()) {
         (Some(name), Ok(Some(active))) => {
@@ -110,7 +139,7 @@ async fn open(
     };
     if !bound {
         live.passes_undecrypted();
-        return pass(&shared, stream, &hello.bytes, destination, name).await;
+        return pass(&shared, stream, hello, destination).await;
     }
     intercept(shared, stream, hello, destination, live).await
 }
@@ -124,25 +153,37 @@ async fn nameless(
     live: &Live,
 ) -> io::Result<()> {
     let wanted = Wanted { name: None, address: destination.ip().to_canonical(), port: destination.port() };
-    if let Err(denied) = judge(&*shared.rules, &*shared.resolved, wanted) {
-        tell(shared, None, destination, &denied);
+    live.wants(None);
+    if let Err(denied) = shared.judge(&*shared.resolved, wanted) {
+        tell(shared, Gate::Sni, None, destination, &denied);
         reset(stream);
         return Ok(());
     }
     live.passes_undecrypted();
-    pass(shared, stream, &ahead, destination, None).await
+    let mut upstream = proxy::reach(shared, destination, None).await?;
+    upstream.write_all(&ahead).await?;
+    drop(ahead);
+    tunnel::join(stream, upstream).await;
+    Ok(())
 }
 
+/// TLS that nothing is lent on.
 async fn pass(
     shared: &Shared,
-    stream: TcpStream,
-    ahead: &[u8],
+    mut stream: TcpStream,
+    hello: Hello,
     destination: SocketAddr,
-    name: Option<&str>,
 ) -> io::Result<()> {
-    let mut upstream = proxy::reach(shared, destination, name).await?;
-    upstream.write_all(ahead).await?;
-    tunnel::join(stream, upstream).await;
+    let name = hello.name.clone();
+    let mut upstream = proxy::reach(shared, destination, name.as_deref()).await?;
+    match greet(&mut stream, &mut upstream, hello).await? {
+        Greeting::Over => tunnel::join(stream, upstream).await,
+        Greeting::Changed => {
+            let denied = Denied::new("default (the second hello does not name the host of the first)");
+            tell(shared, Gate::Sni, name.as_deref(), destination, &denied);
+            reset(stream);
+        }
+    }
     Ok(())
 }
 
@@ -153,16 +194,20 @@ async fn intercept(
     destination: SocketAddr,
     live: Arc<Live>,
 ) -> io::Result<()> {
-    let Hello { bytes, name, protocols } = hello;
+    let Hello { bytes, name, protocols, .. } = hello;
     let name = name.expect("only a name has bindings");
     let offers: Vec<Vec<u8>> =
         protocols.iter().filter(|p| matches!(p.as_slice(), b"h2" | b"http/1.1")).cloned().collect();
     if offers.is_empty() && !protocols.is_empty() {
-        let denied =
-            Denied { rule: "default (no application protocol in which credentials can be lent)".to_owned() };
-        tell(&shared, Some(&name), destination, &denied);
-        return refuse(stream).await;
+        let denied = Denied::new("default (no application protocol in which credentials can be lent)");
+        tell(&shared, Gate::Sni, Some(&name), destination, &denied);
+        return refuse(stream, ACCESS_DENIED).await;
     }
+    let most = if offers.iter().any(|offer| offer == b"h2") { CONNECTION + WINDOWS } else { CONNECTION };
+    let Some(mut share) = shared.room.connections.take(most, WAIT).await else {
+        diagnostics::tell(Level::Warn, "no room for another intercepted connection");
+        return refuse(stream, INTERNAL_ERROR).await;
+    };
     let opened = match shared.lent.now() {
         Ok(_) => Upstream::verified(Arc::clone(&shared), destination, &name, offers.clone()).await,
         Err(_) => Err(Failure::Vault),
@@ -178,6 +223,9 @@ async fn intercept(
     let stream = accepted.map_err(|_| io::ErrorKind::TimedOut)??;
     let protocol =
         if stream.get_ref().1.alpn_protocol() == Some(b"h2") { Protocol::Http2 } else { Protocol::Http1 };
+    if protocol == Protocol::Http1 {
+        share.shrink(CONNECTION);
+    }
     let session = Session {
         shared,
         scheme: Scheme::Https,
@@ -186,6 +234,7 @@ async fn intercept(
         upstream,
         live,
         memory: Memory::default(),
+        _share: share,
     };
     serve(session, protocol, stream).await
 }
@@ -217,6 +266,7 @@ async fn serve(session: Session, protocol: Protocol, stream: impl Stream + 'stat
                 .max_concurrent_streams(STREAMS)
                 .initial_stream_window_size(STREAM_WINDOW)
                 .initial_connection_window_size(CONNECTION_WINDOW)
+                .max_send_buf_size(SEND_BUFFER)
                 .max_header_list_size(u32::try_from(MAX_HEAD).expect("it is small"))
                 .keep_alive_interval(PING)
                 .auto_date_header(false);
@@ -247,15 +297,14 @@ fn server(key: Arc<CertifiedKey>, protocols: Vec<Vec<u8>>) -> Result<ServerConfi
     Ok(config)
 }
 
-fn tell(shared: &Shared, name: Option<&str>, destination: SocketAddr, denied: &Denied) {
-    let event: Event = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() }
-        .event(Gate::Sni, denied);
-    shared.audit.tell(event);
+fn tell(shared: &Shared, by: Gate, name: Option<&str>, destination: SocketAddr, denied: &Denied) {
+    let wanted = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() };
+    shared.audit.tell(wanted.event(by, denied));
 }
 
 /// Says so in TLS, then resets the connection: the client fails at once and knows why.
-async fn refuse(mut stream: TcpStream) -> io::Result<()> {
-    stream.write_all(&ALERT).await?;
+async fn refuse(mut stream: TcpStream, reason: u8) -> io::Result<()> {
+    stream.write_all(&alert(reason)).await?;
     reset(stream);
     Ok(())
 }

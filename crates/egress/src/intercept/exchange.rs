@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
@@ -15,16 +16,22 @@ use hyper_util::rt::TokioIo;
 
 use crate::audit::{Event, Gate};
 use crate::policy::Resolved;
-use crate::vault::{Active, Scheme, Selection, Target};
+use crate::vault::{Active, Overlong, Scheme, Selection, Target};
 
-use super::MAX_BODY;
 use super::host;
-use super::judge::{Wanted, judge};
+use super::judge::{Denied, Wanted};
 use super::message::{self, Body, Held, Passed, refusal};
-use super::rewrite;
+use super::rewrite::{self, Unfit};
+use super::room::Share;
 use super::service::{Live, Shared};
 use super::tunnel;
 use super::upstream::{Failure, Protocol, Upstream};
+use super::{EXCHANGE, MAX_BODY, MAX_REPLACED};
+
+/// For room, until others have given some back.
+const ROOM: Duration = Duration::from_secs(20);
+/// For a body that is held, from its first byte to its last: a mebibyte at most.
+const BODY: Duration = Duration::from_secs(60);
 
 /// Both sides of an upgraded connection, to be joined when the client's has been answered.
 pub(super) type Upgraded = (OnUpgrade, OnUpgrade);
@@ -39,6 +46,7 @@ pub(super) struct Session {
     pub(super) upstream: Result<Upstream, Failure>,
     pub(super) live: Arc<Live>,
     pub(super) memory: Memory,
+    pub(super) _share: Share,
 }
 
 /// What one connection remembers.
@@ -73,6 +81,10 @@ impl Refused {
     fn new(status: StatusCode, text: impl Into<String>) -> Self {
         Self { status, text: text.into() }
     }
+
+    fn busy(text: &str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, text)
+    }
 }
 
 /// Answers a request, from the server or instead of it.
@@ -98,7 +110,16 @@ async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<R
         Ok(upstream) => upstream,
         Err(failure) => return Err(failed(host.as_deref(), failure)),
     };
-    let protocol = message::upgrade(request.headers()).filter(|_| upstream.protocol() == Protocol::Http1);
+    // The heads of those who wait count as well: on HTTP/2 there may be many of them on one connection, so that nobody waits there.
+    let wait = if request.version() == Version::HTTP_2 { Duration::ZERO } else { ROOM };
+    let Some(share) = session.shared.room.exchanges.take(EXCHANGE, wait).await else {
+        return Err(Refused::busy("this sandbox has too many requests at a time; try again later"));
+    };
+    let protocol = message::upgrade(request.headers()).filter(|_| {
+        upstream.protocol() == Protocol::Http1
+            && request.version() == Version::HTTP_11
+            && *request.method() == Method::GET
+    });
     let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
     let bodiless = *request.method() == Method::HEAD;
     let trailers = message::takes_trailers(request.headers());
@@ -110,23 +131,26 @@ async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<R
     }
     let sent = upstream.send(host.as_deref(), request).await;
     let mut response = sent.map_err(|failure| failed(host.as_deref(), &failure))?;
-    if let (Some(client), StatusCode::SWITCHING_PROTOCOLS) = (client, response.status()) {
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let Some(client) = client.filter(|_| message::upgrade(response.headers()).is_some()) else {
+            let text = "the server changed to a protocol that it was not asked for";
+            return Err(Refused::new(StatusCode::BAD_GATEWAY, text));
+        };
         let pair = (client, hyper::upgrade::on(&mut response));
         *session.memory.upgraded.lock().unwrap_or_else(PoisonError::into_inner) = Some(pair);
-    } else if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return Err(Refused::new(
-            StatusCode::BAD_GATEWAY,
-            "the server changed the protocol without being asked",
-        ));
     }
-    Ok(passed(response, bodiless, active))
+    Ok(passed(response, bodiless, active, share))
 }
 
 /// The host of the request, if it may go to it.
 fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String>, Refused> {
-    let found = host::of(request, session.scheme)
-        .map_err(|unclear| Refused::new(StatusCode::BAD_REQUEST, unclear.to_string()))?;
     let (address, port) = (session.destination.ip().to_canonical(), session.destination.port());
+    let found = host::of(request, session.scheme).map_err(|unclear| {
+        let denied = Denied { rule: format!("default ({unclear})") };
+        let wanted = Wanted { name: session.name.as_deref(), address, port };
+        session.shared.audit.tell(wanted.event(Gate::Http, &denied));
+        Refused::new(StatusCode::BAD_REQUEST, unclear.to_string())
+    })?;
     if session.name.is_some() && found != session.name {
         let shown = found.unwrap_or_default();
         session.shared.audit.tell(Event::Denied {
@@ -144,10 +168,11 @@ fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String
     let literal = found.as_deref().and_then(host::literal);
     let name = found.clone().filter(|_| literal.is_none());
     let wanted = Wanted { name: name.as_deref(), address, port };
+    session.live.wants(name.as_deref());
     let elsewhere = literal.filter(|literal| *literal != address);
     let judged = match elsewhere {
-        Some(_) => Err(super::judge::Denied { rule: "default (the host is another address)".to_owned() }),
-        None => judge(&*session.shared.rules, session, wanted),
+        Some(_) => Err(Denied::new("default (the host is another address)")),
+        None => session.shared.judge(session, wanted),
     };
     if let Err(denied) = judged {
         let host = found.clone().unwrap_or_else(|| address.to_string());
@@ -156,7 +181,6 @@ fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String
         let text = format!("{host:?} is denied by this sandbox's egress policy ({})", denied.rule);
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
-    session.live.wants(name.as_deref());
     Ok(found)
 }
 
@@ -201,13 +225,15 @@ async fn lend(
             return Err(withheld(session, host, "credential withheld: the name has not led to this address"));
         }
     };
-    let mut done = rewrite::head(active, loan, target, &mut parts).map_err(|rewrite::Changed| {
-        withheld(session, host, "credential binding ambiguous after substitution")
+    let mut done = rewrite::head(active, loan, target, &mut parts).map_err(|unfit| match unfit {
+        Unfit::Changed => withheld(session, host, "credential binding ambiguous after substitution"),
+        Unfit::Overlong => too_long(Overlong),
     })?;
     let body = match done.body {
         Some(kind) if !body.is_end_stream() && body.size_hint().lower() <= MAX_BODY as u64 => {
             let mut held = hold(session, body).await?;
-            if let Some(replaced) = held.whole().then(|| loan.in_body(kind, &held.ahead)).flatten() {
+            let replaced = held.whole().then(|| loan.in_body(kind, &held.ahead, MAX_REPLACED));
+            if let Some(replaced) = replaced.transpose().map_err(too_long)?.flatten() {
                 parts.headers.remove(CONTENT_LENGTH);
                 held.ahead = replaced.into();
                 done.lent = true;
@@ -227,6 +253,10 @@ async fn lend(
     Ok(Request::from_parts(parts, body))
 }
 
+fn too_long(overlong: Overlong) -> Refused {
+    Refused::new(StatusCode::PAYLOAD_TOO_LARGE, overlong.to_string())
+}
+
 fn withheld(session: &Session, host: &str, text: &str) -> Refused {
     session.shared.audit.tell(Event::Denied {
         by: Gate::Vault,
@@ -240,10 +270,20 @@ fn withheld(session: &Session, host: &str, text: &str) -> Refused {
 
 /// The body, or its beginning if it is long.
 async fn hold(session: &Session, body: Incoming) -> Result<Held, Refused> {
-    let permit =
-        Arc::clone(&session.shared.held).acquire_owned().await.expect("the semaphore is never closed");
-    let held = Held::read(body, MAX_BODY, permit).await;
-    held.map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "the request's body ended early"))
+    let place = tokio::time::timeout(ROOM, Arc::clone(&session.shared.held).acquire_owned()).await;
+    let Ok(Ok(permit)) = place else {
+        return Err(Refused::busy(
+            "this sandbox sends too many bodies with placeholders at a time; try again later",
+        ));
+    };
+    match tokio::time::timeout(BODY, Held::read(body, MAX_BODY, permit)).await {
+        Ok(Ok(held)) => Ok(held),
+        Ok(Err(_)) => Err(Refused::new(StatusCode::BAD_REQUEST, "the request's body ended early")),
+        Err(_) => Err(Refused::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "the request's body, which has to be whole before placeholders in it are replaced, did not arrive in time",
+        )),
+    }
 }
 
 /// The request in the form of the connection that it is sent on.
@@ -291,7 +331,12 @@ fn named(parts: &http::request::Parts) -> Option<Uri> {
 }
 
 /// The answer as the client gets it.
-fn passed(response: Response<Incoming>, head: bool, active: Option<Arc<Active>>) -> Response<Body> {
+fn passed(
+    response: Response<Incoming>,
+    head: bool,
+    active: Option<Arc<Active>>,
+    share: Share,
+) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     let upgrade =
         message::upgrade(&parts.headers).filter(|_| parts.status == StatusCode::SWITCHING_PROTOCOLS);
@@ -304,7 +349,7 @@ fn passed(response: Response<Incoming>, head: bool, active: Option<Arc<Active>>)
         }
     }
     let bodiless = head || matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    Response::from_parts(parts, Passed::new(body, bodiless, active).boxed_unsync())
+    Response::from_parts(parts, Passed::new(body, bodiless, active, share).boxed_unsync())
 }
 
 /// Joins the two sides once the client's answer has been written.

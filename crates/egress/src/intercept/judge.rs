@@ -13,10 +13,25 @@ pub(super) struct Wanted<'a> {
     pub(super) port: u16,
 }
 
+/// What decides where a connection that was let through ends up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Via {
+    /// The address that was judged.
+    Address,
+    /// The upstream proxy's own answer for the name.
+    Proxy,
+}
+
 /// A denial; says the rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Denied {
     pub(super) rule: String,
+}
+
+impl Denied {
+    pub(super) fn new(rule: &str) -> Self {
+        Self { rule: rule.to_owned() }
+    }
 }
 
 impl Wanted<'_> {
@@ -31,7 +46,25 @@ impl Wanted<'_> {
     }
 }
 
-pub(super) fn judge(rules: &dyn Rules, resolved: &dyn Resolved, wanted: Wanted<'_>) -> Result<(), Denied> {
+/// Rules for addresses hold behind a proxy too: a name is given to it only if an answer that was let through has led from this name to the
+/// address that is judged here. Where the proxy's resolver knows another address for it than ours, the proxy's own rules decide; a name that
+/// only the proxy could resolve has led nowhere, and is refused.
+pub(super) fn judge(
+    rules: &dyn Rules,
+    resolved: &dyn Resolved,
+    wanted: Wanted<'_>,
+    via: Via,
+) -> Result<(), Denied> {
+    by_rules(rules, resolved, wanted)?;
+    match (via, wanted.name) {
+        (Via::Proxy, Some(name)) if !resolved.leads_to(name, wanted.address) => Err(Denied::new(
+            "default (the name has not led to this address, and the upstream proxy decides by name)",
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn by_rules(rules: &dyn Rules, resolved: &dyn Resolved, wanted: Wanted<'_>) -> Result<(), Denied> {
     let address = rules.address(wanted.address);
     let named = wanted.name.map(|name| rules.name(name));
     if let Some(verdict) = &address
@@ -52,14 +85,14 @@ pub(super) fn judge(rules: &dyn Rules, resolved: &dyn Resolved, wanted: Wanted<'
         return Ok(());
     }
     if special(wanted.address) {
-        return Err(Denied { rule: "default (a local address needs a rule of its own)".to_owned() });
+        return Err(Denied::new("default (a local address needs a rule of its own)"));
     }
     match wanted.name {
         // Whoever may go anywhere needs no name for it.
         _ if rules.default_action() == Action::Allow => Ok(()),
-        None => Err(Denied { rule: "default (no host name)".to_owned() }),
+        None => Err(Denied::new("default (no host name)")),
         Some(name) if resolved.leads_to(name, wanted.address) => Ok(()),
-        Some(_) => Err(Denied { rule: "default (the name has not led to this address)".to_owned() }),
+        Some(_) => Err(Denied::new("default (the name has not led to this address)")),
     }
 }
 
@@ -154,12 +187,34 @@ mod tests {
         for (default, name, address, expected) in cases {
             let rules = Fixed(*default);
             let wanted = Wanted { name: *name, address: address.parse().unwrap(), port: 443 };
-            let found = judge(&rules, &rules, wanted);
+            let found = judge(&rules, &rules, wanted, Via::Address);
             assert_eq!(
                 found,
                 expected.map_err(|rule| Denied { rule: rule.to_owned() }),
                 "{name:?} {address}"
             );
+        }
+    }
+    #[test]
+    fn behind_a_proxy_a_name_stands_for_addresses_that_it_has_led_to() {
+        let rule = "default (the name has not led to this address, and the upstream proxy decides by name)";
+        type Case = (Action, Option<&'static str>, &'static str, Result<(), &'static str>);
+        let cases: &[Case] = &[
+            (Action::Allow, Some("good.example.com"), "192.0.2.3", Ok(())),
+            (Action::Allow, Some("good.example.com"), "192.0.2.4", Err(rule)),
+            (Action::Allow, Some("other.example.com"), "192.0.2.1", Err(rule)),
+            (Action::Deny, Some("good.example.com"), "192.0.2.3", Ok(())),
+            (Action::Deny, Some("other.example.com"), "192.0.2.1", Err(rule)),
+            (Action::Deny, Some("good.example.com"), "192.0.2.1", Err(rule)),
+            (Action::Allow, None, "192.0.2.3", Ok(())),
+            (Action::Deny, None, "192.0.2.1", Ok(())),
+            (Action::Allow, Some("good.example.com"), "192.0.2.2", Err("deny 192.0.2.2")),
+        ];
+        for (default, name, address, expected) in cases {
+            let rules = Fixed(*default);
+            let wanted = Wanted { name: *name, address: address.parse().unwrap(), port: 443 };
+            let found = judge(&rules, &rules, wanted, Via::Proxy);
+            assert_eq!(found, expected.map_err(Denied::new), "{name:?} {address}");
         }
     }
 }

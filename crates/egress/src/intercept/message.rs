@@ -18,12 +18,21 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::vault::Active;
 
+use super::room::Share;
+
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(super) type Body = UnsyncBoxBody<Bytes, BoxError>;
 
+const WEBSOCKET: &str = "websocket";
+
+/// Bytes of a held body that are sent at a time.
+const PIECE: usize = 16 << 10;
+
 /// Headers that describe one connection and never travel further.
-const HOP_BY_HOP: [HeaderName; 9] = [
+const HOP_BY_HOP: [HeaderName; 10] = [
     CONNECTION,
+    // Means something beside `Upgrade: h2c` only, to a server that would take it without being asked by `Connection`.
+    HeaderName::from_static("http2-settings"),
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     PROXY_AUTHENTICATE,
@@ -46,11 +55,14 @@ pub(super) fn refusal(version: Version, status: StatusCode, text: &str) -> Respo
     response
 }
 
-/// The protocol that a request or an answer changes to. `h2c` is none: no rule for headers would hold on it.
+/// What a connection may change to: the one protocol whose first message is still a request like any other. What else is offered, or
+/// offered beside it, is no upgrade: on HTTP/2 in the clear no rule for headers would hold.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let protocol = headers.get(UPGRADE)?;
+    let mut protocols = headers.get_all(UPGRADE).iter();
+    let (Some(protocol), None) = (protocols.next(), protocols.next()) else { return None };
     let wanted = named_by_connection(headers).any(|name| name == UPGRADE);
-    (wanted && !protocol.as_bytes().eq_ignore_ascii_case(b"h2c")).then(|| protocol.clone())
+    (wanted && protocol.as_bytes().trim_ascii().eq_ignore_ascii_case(WEBSOCKET.as_bytes()))
+        .then(|| HeaderValue::from_static(WEBSOCKET))
 }
 
 /// Takes off what is for one connection; an upgrade stays if one is given.
@@ -133,7 +145,9 @@ impl http_body::Body for Held {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if !self.ahead.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.ahead)))));
+            // In pieces, so that those who send it hold a few of them, and the rest counts until it is sent.
+            let length = self.ahead.len().min(PIECE);
+            return Poll::Ready(Some(Ok(Frame::data(self.ahead.split_to(length)))));
         }
         if let Some(rest) = &mut self.rest {
             return Pin::new(rest).poll_frame(cx).map_err(Into::into);
@@ -165,11 +179,18 @@ pub(super) struct Passed {
     /// There is no body whatever the head says, and no header may be derived from that.
     bodiless: bool,
     active: Option<Arc<Active>>,
+    /// Of the whole exchange, which ends with this.
+    _share: Share,
 }
 
 impl Passed {
-    pub(super) const fn new(inner: Incoming, bodiless: bool, active: Option<Arc<Active>>) -> Self {
-        Self { inner, bodiless, active }
+    pub(super) const fn new(
+        inner: Incoming,
+        bodiless: bool,
+        active: Option<Arc<Active>>,
+        share: Share,
+    ) -> Self {
+        Self { inner, bodiless, active, _share: share }
     }
 }
 
@@ -235,7 +256,39 @@ mod tests {
         strip_request(&mut headers, protocol);
         assert_eq!(headers[UPGRADE], "websocket");
         assert_eq!(headers[CONNECTION], "upgrade");
-        headers.insert(UPGRADE, HeaderValue::from_static("H2C"));
-        assert_eq!(upgrade(&headers), None);
+        assert_eq!(upgrade(&headers).unwrap(), "websocket");
+    }
+
+    #[test]
+    fn other_protocols_and_lists_of_them_are_no_upgrade() {
+        let cases: &[(&[&str], &str)] = &[
+            (&["h2c"], "Upgrade"),
+            (&["H2C"], "upgrade"),
+            (&["x, h2c"], "Upgrade, HTTP2-Settings"),
+            (&["websocket, h2c"], "Upgrade, HTTP2-Settings"),
+            (&["h2c", "websocket"], "Upgrade"),
+            (&["websocket", "h2c"], "Upgrade"),
+            (&["TLS/1.0"], "Upgrade"),
+            (&["websocket/13"], "Upgrade"),
+            (&["websocket"], "keep-alive"),
+            (&[], "Upgrade"),
+        ];
+        for (protocols, connection) in cases {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONNECTION, HeaderValue::from_static(connection));
+            headers.insert("http2-settings", HeaderValue::from_static("AAMAAABkAAQAAP__"));
+            headers.insert("x-kept", HeaderValue::from_static("1"));
+            for protocol in *protocols {
+                headers.append(UPGRADE, HeaderValue::from_static(protocol));
+            }
+            let protocol = upgrade(&headers);
+            assert_eq!(protocol, None, "{protocols:?}");
+            strip_request(&mut headers, protocol);
+            assert_eq!(
+                headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(),
+                ["x-kept"],
+                "{protocols:?}"
+            );
+        }
     }
 }

@@ -11,6 +11,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::vault::Secret;
 
+use super::host::literal;
 use super::service::Shared;
 use super::tunnel::Stream;
 
@@ -60,7 +61,7 @@ impl UpstreamProxy {
     }
 }
 
-/// A stream to the destination: straight, or through the proxy to the name that was judged.
+/// A stream to the destination: straight, or through the proxy to the name that was judged together with it.
 pub(super) async fn reach(
     shared: &Shared,
     destination: SocketAddr,
@@ -72,8 +73,8 @@ pub(super) async fn reach(
     let through = async {
         let mut stream = connect(shared, proxy).await?;
         let target = match name {
-            Some(name) => format!("{name}:{}", destination.port()),
-            None => destination.to_string(),
+            Some(name) if literal(name).is_none() => format!("{name}:{}", destination.port()),
+            _ => destination.to_string(),
         };
         ask(&mut stream, proxy, &target).await?;
         Ok(stream)

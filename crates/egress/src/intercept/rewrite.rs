@@ -7,7 +7,9 @@ use http::header::{
 use http::request::Parts;
 use http::uri::PathAndQuery;
 
-use crate::vault::{Active, BodyKind, Loan, Selection, Surface, Target};
+use crate::vault::{Active, BodyKind, Loan, Overlong, Selection, Surface, Target};
+
+use super::MAX_HEAD;
 
 /// Headers in which nothing is replaced: they describe the message or name its receiver.
 const KEPT: [HeaderName; 10] = [
@@ -32,9 +34,20 @@ pub(super) struct Done {
     pub(super) body: Option<BodyKind>,
 }
 
-/// The request would not be the one that the credentials are for.
+/// Why a request does not get what a binding has for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Changed;
+pub(super) enum Unfit {
+    /// It would not be the one that the credentials are for.
+    Changed,
+    /// Its head would be longer than [`MAX_HEAD`].
+    Overlong,
+}
+
+impl From<Overlong> for Unfit {
+    fn from(Overlong: Overlong) -> Self {
+        Self::Overlong
+    }
+}
 
 /// Replaces placeholders in the head, then sets the headers, which nothing is replaced in.
 pub(super) fn head(
@@ -42,28 +55,31 @@ pub(super) fn head(
     loan: &Loan,
     target: Target<'_>,
     parts: &mut Parts,
-) -> Result<Done, Changed> {
-    let path = loan.in_target(Surface::Path, parts.uri.path());
-    let query = parts.uri.query().and_then(|query| loan.in_target(Surface::Query, query));
+) -> Result<Done, Unfit> {
+    let path = loan.in_target(Surface::Path, parts.uri.path(), MAX_HEAD)?;
+    let query = parts.uri.query().map(|query| loan.in_target(Surface::Query, query, MAX_HEAD));
+    let query = query.transpose()?.flatten();
     let mut lent = path.is_some() || query.is_some() || !loan.injections.is_empty();
     if path.is_some() || query.is_some() {
         let path = path.as_deref().unwrap_or(parts.uri.path());
         let still = active.select(Target { path, ..target });
         if !matches!(still, Selection::One(same) if same.name == loan.name) {
-            return Err(Changed);
+            return Err(Unfit::Changed);
         }
         let query = query.as_deref().or(parts.uri.query());
         let whole = query.map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
-        let whole = PathAndQuery::try_from(whole).map_err(|_| Changed)?;
+        let whole = PathAndQuery::try_from(whole).map_err(|_| Unfit::Changed)?;
         let mut uri = std::mem::take(&mut parts.uri).into_parts();
         uri.path_and_query = Some(whole);
-        parts.uri = uri.try_into().map_err(|_| Changed)?;
+        parts.uri = uri.try_into().map_err(|_| Unfit::Changed)?;
     }
     if loan.replaces(Surface::Header) {
+        let mut room = MAX_HEAD;
         for (name, value) in &mut parts.headers {
             if !KEPT.contains(name)
-                && let Some(replaced) = loan.in_header(value)
+                && let Some(replaced) = loan.in_header(value, room)?
             {
+                room -= replaced.len();
                 *value = replaced;
                 lent = true;
             }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,8 +18,9 @@ use crate::vault::{Lent, Scheme};
 
 use super::authority::Authority;
 use super::connection;
-use super::judge::{Wanted, judge};
+use super::judge::{Denied, Via, Wanted, judge};
 use super::proxy::UpstreamProxy;
+use super::room::Room;
 use super::trust::Trust;
 use super::way::Way;
 use super::{MAX_CONNECTIONS, MAX_HELD};
@@ -34,6 +36,7 @@ pub struct Parts {
     pub trust: Trust,
     pub way: Arc<dyn Way>,
     pub proxy: Option<UpstreamProxy>,
+    pub room: Room,
 }
 
 /// The parts, and what is bounded.
@@ -46,8 +49,17 @@ pub(super) struct Shared {
     pub(super) trust: Trust,
     pub(super) way: Arc<dyn Way>,
     pub(super) proxy: Option<UpstreamProxy>,
+    pub(super) room: Room,
     /// For bodies that are held, at most [`MAX_HELD`] at a time.
     pub(super) held: Arc<Semaphore>,
+}
+
+impl Shared {
+    /// Whether it may go there, the way that this interceptor goes.
+    pub(super) fn judge(&self, resolved: &dyn Resolved, wanted: Wanted<'_>) -> Result<(), Denied> {
+        let via = if self.proxy.is_some() { Via::Proxy } else { Via::Address };
+        judge(&*self.rules, resolved, wanted, via)
+    }
 }
 
 /// What one connection is for at this moment.
@@ -56,14 +68,26 @@ pub(super) struct Live(Mutex<Purpose>);
 
 #[derive(Clone, Debug, Default)]
 struct Purpose {
-    name: Option<String>,
     destination: Option<SocketAddr>,
+    target: Target,
     undecrypted: bool,
 }
 
+/// What a connection has been judged for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Target {
+    /// It has not said anything yet, and nothing was passed on.
+    #[default]
+    Undecided,
+    Name(String),
+    /// The address that it goes to: it has named no other host.
+    Address,
+}
+
 impl Live {
+    /// To be called before it is judged, so that no change of the rules comes in between unnoticed.
     pub(super) fn wants(&self, name: Option<&str>) {
-        self.lock().name = name.map(str::to_owned);
+        self.lock().target = name.map_or(Target::Address, |name| Target::Name(name.to_owned()));
     }
 
     pub(super) fn goes_to(&self, destination: SocketAddr) {
@@ -96,6 +120,8 @@ type Connections = HashMap<u64, (Arc<Live>, AbortHandle)>;
 pub struct Interceptor {
     shared: Arc<Shared>,
     connections: Arc<Mutex<Connections>>,
+    /// Of the last connection, whichever listener it came by.
+    number: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Interceptor {
@@ -107,17 +133,17 @@ impl fmt::Debug for Interceptor {
 impl Interceptor {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { rules, resolved, audit, lent, authority, trust, way, proxy } = parts;
+        let Parts { rules, resolved, audit, lent, authority, trust, way, proxy, room } = parts;
         let held = Arc::new(Semaphore::new(MAX_HELD));
-        let shared = Arc::new(Shared { rules, resolved, audit, lent, authority, trust, way, proxy, held });
-        Self { shared, connections: Arc::default() }
+        let shared =
+            Arc::new(Shared { rules, resolved, audit, lent, authority, trust, way, proxy, room, held });
+        Self { shared, connections: Arc::default(), number: Arc::default() }
     }
 
     /// Serves until it is dropped, which ends every connection. The listener must not be reachable other than by redirection.
     pub async fn serve(&self, listener: TcpListener) {
         allow_descriptors();
         let mut tasks: JoinSet<u64> = JoinSet::new();
-        let mut next = 0_u64;
         loop {
             let accepted = tokio::select! {
                 Some(ended) = tasks.join_next(), if !tasks.is_empty() => {
@@ -131,8 +157,8 @@ impl Interceptor {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
-            next += 1;
-            let (number, live, shared) = (next, Arc::new(Live::default()), Arc::clone(&self.shared));
+            let number = self.number.fetch_add(1, Ordering::Relaxed);
+            let (live, shared) = (Arc::new(Live::default()), Arc::clone(&self.shared));
             let task = {
                 let live = Arc::clone(&live);
                 async move {
@@ -151,19 +177,19 @@ impl Interceptor {
         let lent = self.shared.lent.now().ok().flatten();
         let mut cut = 0;
         for (live, handle) in self.live().values() {
-            let Purpose { name, destination, undecrypted } = live.lock().clone();
+            let Purpose { destination, target, undecrypted } = live.lock().clone();
             let Some(destination) = destination else { continue };
-            let wanted = Wanted {
-                name: name.as_deref(),
-                address: destination.ip().to_canonical(),
-                port: destination.port(),
+            let name = match &target {
+                // It will be judged when it says something.
+                Target::Undecided => continue,
+                Target::Name(name) => Some(name.as_str()),
+                Target::Address => None,
             };
-            // What has not named anything yet will be judged when it does.
-            let undecided = name.is_none() && !undecrypted;
-            let allowed = undecided || judge(&*self.shared.rules, &Led, wanted).is_ok();
-            let bound = undecrypted && destination.port() == Scheme::Https.port();
-            let bound = bound
-                && matches!((&lent, &name), (Some(lent), Some(name)) if lent.covers(Scheme::Https, name));
+            let wanted = Wanted { name, address: destination.ip().to_canonical(), port: destination.port() };
+            let allowed = self.shared.judge(&Led, wanted).is_ok();
+            let bound = undecrypted
+                && destination.port() == Scheme::Https.port()
+                && matches!((&lent, name), (Some(lent), Some(name)) if lent.covers(Scheme::Https, name));
             if !allowed || bound {
                 handle.abort();
                 cut += 1;

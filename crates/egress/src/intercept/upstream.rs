@@ -20,13 +20,10 @@ use super::message::Body;
 use super::proxy;
 use super::service::Shared;
 use super::tunnel::Stream;
-use super::{MAX_HEAD, MAX_HEADERS};
+use super::{CONNECTION_WINDOW, MAX_HEAD, MAX_HEADERS, SEND_BUFFER, STREAM_WINDOW};
 
 const HANDSHAKE: Duration = Duration::from_secs(10);
 const PING: Duration = Duration::from_secs(60);
-/// Of one stream and of all streams of one connection: what a slow client makes this process hold.
-const STREAM_WINDOW: u32 = 256 << 10;
-const CONNECTION_WINDOW: u32 = 1 << 20;
 
 /// What both sides of an intercepted connection speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,6 +251,7 @@ async fn handshake(
                 .timer(TokioTimer::new())
                 .initial_stream_window_size(STREAM_WINDOW)
                 .initial_connection_window_size(CONNECTION_WINDOW)
+                .max_send_buf_size(SEND_BUFFER)
                 .max_header_list_size(u32::try_from(MAX_HEAD).expect("it is small"))
                 .keep_alive_interval(PING);
             let (sender, connection) = builder.handshake(io).await.map_err(Failure::Answer)?;

@@ -3,16 +3,14 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use http::header::{HeaderName, HeaderValue};
 
-use super::binding::{Auth, Binding, Match, Scheme, Surface};
+use super::binding::{Binding, Match, Scheme, Surface};
 use super::path::{self, Readings};
 use super::redaction::Redactor;
-use super::secret::Secret;
 use super::state::Contents;
-use super::substitution::{BodyKind, Encoding, Replacer};
+use super::substitution::{BodyKind, Encoding, Overlong, Replacer};
+use super::texts::{PLACES, Place, injected, replaced, secrets};
 
 /// The vault could not be read, so that nobody knows what a request should get: it has to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,7 +53,7 @@ pub struct Loan {
     matches: Match,
     /// The path patterns with one layer of percent-encoding less.
     decoded: Vec<Vec<u8>>,
-    substitutions: Vec<Replacement>,
+    replacers: Vec<(Place, Replacer)>,
 }
 
 /// A header to be set, whatever the request says.
@@ -64,12 +62,6 @@ pub struct Injection {
     pub name: HeaderName,
     /// Marked as sensitive: it prints nothing and is not indexed in HTTP/2.
     pub value: HeaderValue,
-}
-
-struct Replacement {
-    placeholder: String,
-    surfaces: Vec<Surface>,
-    value: Secret,
 }
 
 /// What of a request decides.
@@ -104,22 +96,8 @@ impl fmt::Debug for Loan {
 
 impl Active {
     pub(super) fn of(contents: &Contents) -> Self {
-        let loans: Vec<Loan> =
-            contents.bindings.values().map(|binding| Loan::of(binding, contents)).collect();
-        let mut secrets = Vec::new();
-        for binding in contents.bindings.values() {
-            for name in binding.credentials() {
-                secrets.extend(forms(&binding.auth, contents.credentials[name].value.expose()));
-            }
-            secrets.extend(binding.substitutions.iter().map(|s| s.placeholder.clone()));
-        }
-        for loan in &loans {
-            let rendered = loan
-                .injections
-                .iter()
-                .map(|injection| String::from_utf8_lossy(injection.value.as_bytes()).into_owned());
-            secrets.extend(rendered);
-        }
+        let loans = contents.bindings.values().map(|binding| Loan::of(binding, contents)).collect();
+        let secrets = secrets(contents);
         let redactor = Redactor::new(secrets.iter().map(String::as_str));
         Self { revision: contents.revision, redactor, loans }
     }
@@ -181,24 +159,14 @@ fn choose<'a>(candidates: &[(u8, &'a Loan)], path: &[u8], layer: usize) -> Selec
 
 impl Loan {
     fn of(binding: &Binding, contents: &Contents) -> Self {
-        let value = |name: &str| contents.credentials[name].value.expose();
-        let pairs: Vec<(&str, String)> = match &binding.auth {
-            Auth::Bearer { credential } => vec![("authorization", format!("Bearer {}", value(credential)))],
-            Auth::Basic { credential } => vec![("authorization", format!("Basic {}", value(credential)))],
-            Auth::ApiKey { name, credential } => vec![(name, value(credential).to_owned())],
-            Auth::CustomHeaders { headers } => {
-                headers.iter().map(|(name, c)| (name.as_str(), value(c).to_owned())).collect()
-            }
-            Auth::Passthrough => Vec::new(),
-        };
-        let injections = pairs.into_iter().map(|(name, value)| Injection {
+        let injections = injected(binding, contents).map(|(name, value)| Injection {
             name: HeaderName::from_bytes(name.as_bytes()).expect("it was checked when it was written"),
             value: sensitive(value.as_bytes()).expect("it was checked when it was written"),
         });
-        let substitutions = binding.substitutions.iter().map(|s| Replacement {
-            placeholder: s.placeholder.clone(),
-            surfaces: s.surfaces.clone(),
-            value: Secret::new(value(&s.credential)),
+        let replacers = PLACES.into_iter().filter_map(|place| {
+            let mut pairs = replaced(binding, contents, place).flatten().peekable();
+            pairs.peek()?;
+            Some((place, Replacer::new(pairs)))
         });
         Self {
             name: binding.name.clone(),
@@ -210,7 +178,7 @@ impl Loan {
                 .iter()
                 .map(|pattern| path::decode(pattern.as_bytes()).into_owned())
                 .collect(),
-            substitutions: substitutions.collect(),
+            replacers: replacers.collect(),
         }
     }
 
@@ -238,39 +206,33 @@ impl Loan {
     /// Whether anything may be replaced there.
     #[must_use]
     pub fn replaces(&self, surface: Surface) -> bool {
-        self.substitutions.iter().any(|s| s.surfaces.contains(&surface))
+        self.replacers.iter().any(|(place, _)| place.surface == surface)
     }
 
     /// The raw path or query with its placeholders replaced, or nothing if it has none.
-    #[must_use]
-    pub fn in_target(&self, surface: Surface, raw: &str) -> Option<String> {
-        let replaced = self.replacer(surface, Encoding::Percent)?.apply(raw.as_bytes())?;
-        String::from_utf8(replaced).ok()
+    pub fn in_target(&self, surface: Surface, raw: &str, longest: usize) -> Result<Option<String>, Overlong> {
+        let Some(replacer) = self.replacer(surface, Encoding::Percent) else { return Ok(None) };
+        Ok(replacer.apply(raw.as_bytes(), longest)?.and_then(|replaced| String::from_utf8(replaced).ok()))
     }
 
     /// The same for a header's value.
-    #[must_use]
-    pub fn in_header(&self, value: &HeaderValue) -> Option<HeaderValue> {
-        sensitive(&self.replacer(Surface::Header, Encoding::Raw)?.apply(value.as_bytes())?)
+    pub fn in_header(&self, value: &HeaderValue, longest: usize) -> Result<Option<HeaderValue>, Overlong> {
+        let Some(replacer) = self.replacer(Surface::Header, Encoding::Raw) else { return Ok(None) };
+        Ok(replacer.apply(value.as_bytes(), longest)?.and_then(|replaced| sensitive(&replaced)))
     }
 
     /// The same for a body; nothing too for one that is no text.
-    #[must_use]
-    pub fn in_body(&self, kind: BodyKind, body: &[u8]) -> Option<Vec<u8>> {
-        let replacer = self.replacer(Surface::Body, kind.encoding())?;
-        std::str::from_utf8(body).ok()?;
-        replacer.apply(body)
+    pub fn in_body(&self, kind: BodyKind, body: &[u8], longest: usize) -> Result<Option<Vec<u8>>, Overlong> {
+        let Some(replacer) = self.replacer(Surface::Body, kind.encoding()) else { return Ok(None) };
+        if std::str::from_utf8(body).is_err() {
+            return Ok(None);
+        }
+        replacer.apply(body, longest)
     }
 
-    /// Placeholders are also found as a client writes them there.
-    fn replacer(&self, surface: Surface, encoding: Encoding) -> Option<Replacer> {
-        let there = || self.substitutions.iter().filter(|s| s.surfaces.contains(&surface));
-        there().next()?;
-        Some(Replacer::new(there().flat_map(|s| {
-            let value = encoding.of(s.value.expose()).into_owned().into_bytes();
-            let written = encoding.of(&s.placeholder).into_owned().into_bytes();
-            [(s.placeholder.clone().into_bytes(), value.clone()), (written, value)]
-        })))
+    fn replacer(&self, surface: Surface, encoding: Encoding) -> Option<&Replacer> {
+        let there = Place { surface, encoding };
+        self.replacers.iter().find(|(place, _)| *place == there).map(|(_, replacer)| replacer)
     }
 }
 
@@ -280,27 +242,14 @@ fn sensitive(value: &[u8]) -> Option<HeaderValue> {
     Some(value)
 }
 
-/// A value and what a server could have taken out of it.
-fn forms(auth: &Auth, value: &str) -> Vec<String> {
-    let mut forms = vec![value.to_owned()];
-    if matches!(auth, Auth::Basic { .. })
-        && let Some(pair) = STANDARD.decode(value.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok())
-    {
-        if let Some((_, password)) = pair.split_once(':') {
-            forms.push(password.to_owned());
-        }
-        forms.push(pair);
-    }
-    forms
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
 
-    use super::super::binding::Credential;
+    use super::super::binding::{Auth, Credential};
+    use super::super::secret::Secret;
     use super::*;
 
     fn contents(bindings: Vec<(Vec<String>, Vec<String>, Vec<String>)>) -> Contents {

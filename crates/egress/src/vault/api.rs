@@ -2,6 +2,7 @@
 //!
 //! Authentication is the caller's. Errors are plain text, successes JSON.
 
+use std::io;
 use std::net::IpAddr;
 
 use http::{Method, StatusCode};
@@ -34,6 +35,8 @@ pub struct Call<'a> {
     pub transport: Transport,
     /// What would have to allow the hosts of new bindings.
     pub rules: &'a dyn Rules,
+    /// Keeps the state that is to be in force, secrets included, for the time after this process. A change that is not kept is not made.
+    pub keep: &'a dyn Fn(&[u8]) -> io::Result<()>,
 }
 
 /// What is to be written back.
@@ -44,7 +47,7 @@ pub struct Answer {
     /// The value of `Allow`, with 405.
     pub allow: Option<&'static str>,
     pub body: String,
-    /// The vault is not what it was: its state has to be saved.
+    /// The vault is not what it was.
     pub changed: bool,
 }
 
@@ -211,7 +214,7 @@ fn whole(vault: &mut Vault, call: Call<'_>) -> Result<Answer, Refusal> {
             if vault.contents.is_none() {
                 return Err(Refusal::Missing);
             }
-            vault.replace(None);
+            vault.commit(None, &call)?;
             let content_type = "text/plain; charset=utf-8";
             Ok(Answer {
                 status: StatusCode::NO_CONTENT,
@@ -235,7 +238,7 @@ fn create(vault: &mut Vault, call: Call<'_>) -> Result<Answer, Refusal> {
     let scope = vault.conditions.scope;
     let credentials = mutation::credentials(raw.credentials, 1).map_err(Refusal::Invalid)?;
     let bindings = mutation::bindings(raw.bindings, scope).map_err(Refusal::Invalid)?;
-    vault.commit(Contents { revision: 1, credentials, bindings }, call.rules)?;
+    vault.commit(Some(Contents { revision: 1, credentials, bindings }), &call)?;
     Ok(shown(vault, StatusCode::CREATED))
 }
 
@@ -253,7 +256,7 @@ fn patch(vault: &mut Vault, call: Call<'_>) -> Result<Answer, Refusal> {
     mutation::patch_credentials(&mut candidate.credentials, raw.credentials, candidate.revision)
         .map_err(Refusal::Invalid)?;
     mutation::patch_bindings(&mut candidate.bindings, raw.bindings, scope).map_err(Refusal::Invalid)?;
-    vault.commit(candidate, call.rules)?;
+    vault.commit(Some(candidate), &call)?;
     Ok(shown(vault, StatusCode::OK))
 }
 

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
+use super::redaction::SHORTEST;
 use super::request;
 use super::secret::{self, Secret};
 use super::state::Scope;
@@ -154,6 +155,11 @@ pub(super) fn credential(raw: request::Credential, revision: u64) -> Result<Cred
     };
     if raw.source.value.expose().is_empty() {
         return Err(format!("credential {name:?} inline value cannot be empty"));
+    }
+    if raw.source.value.expose().len() < SHORTEST {
+        return Err(format!(
+            "credential {name:?} inline value has fewer than {SHORTEST} bytes: so few could not be kept out of answers"
+        ));
     }
     Ok(Credential { name: bounded(name, "credential name")?, source, value: raw.source.value, revision })
 }

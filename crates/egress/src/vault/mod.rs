@@ -16,6 +16,7 @@ mod request;
 mod secret;
 mod state;
 mod substitution;
+mod texts;
 
 pub use active::{Active, Injection, Lent, Loan, Selection, Target, Unreadable};
 pub use api::{Answer, Call, MAX_BODY, Transport, handle};
@@ -23,4 +24,4 @@ pub use binding::{Scheme, Surface};
 pub use redaction::Redactor;
 pub use secret::Secret;
 pub use state::{Conditions, Refusal, Scope, Unrestorable, Vault};
-pub use substitution::BodyKind;
+pub use substitution::{BodyKind, Overlong};

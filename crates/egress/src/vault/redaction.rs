@@ -13,8 +13,8 @@ use super::substitution::{Encoding, Replacer};
 
 const REDACTED: &[u8] = b"[REDACTED]";
 
-/// What is shorter is found everywhere by chance, and no secret.
-const SHORTEST: usize = 4;
+/// Bytes of the shortest text that is taken out. What is shorter is found everywhere by chance; the vault takes no such value.
+pub(super) const SHORTEST: usize = 4;
 
 /// Headers that describe the message; a change would break it, and none of them repeats what a request said.
 const KEPT: [HeaderName; 5] = [CONNECTION, CONTENT_LENGTH, SEC_WEBSOCKET_ACCEPT, TRANSFER_ENCODING, UPGRADE];
@@ -32,21 +32,15 @@ impl fmt::Debug for Redactor {
 impl Redactor {
     /// For these texts and every form in which a request has carried them.
     pub(super) fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
-        let mut patterns = Vec::new();
-        for text in texts {
-            for encoding in [Encoding::Raw, Encoding::Percent, Encoding::Form, Encoding::Json] {
-                patterns.push(encoding.of(text).into_owned());
-            }
-            patterns.push(STANDARD.encode(text));
-        }
-        let patterns = patterns.into_iter().filter(|pattern| pattern.len() >= SHORTEST);
+        let patterns = texts.into_iter().flat_map(forms);
         Self(Replacer::new(patterns.map(|pattern| (pattern.into_bytes(), REDACTED.to_vec()))))
     }
 
     /// The value without secrets, or nothing if it has none.
     #[must_use]
     pub fn value(&self, value: &[u8]) -> Option<HeaderValue> {
-        let redacted = self.0.apply(value)?;
+        // Nothing grows to more than three times its length by this.
+        let redacted = self.0.apply(value, usize::MAX).ok().flatten()?;
         Some(HeaderValue::from_bytes(&redacted).unwrap_or(HeaderValue::from_static("[REDACTED]")))
     }
 
@@ -60,6 +54,18 @@ impl Redactor {
             }
         }
     }
+}
+
+/// How a text may be written, as far as it is looked for.
+pub(super) fn forms(text: &str) -> Vec<String> {
+    let mut forms: Vec<String> = [Encoding::Raw, Encoding::Percent, Encoding::Form, Encoding::Json]
+        .map(|encoding| encoding.of(text).into_owned())
+        .into();
+    forms.push(STANDARD.encode(text));
+    forms.retain(|form| form.len() >= SHORTEST);
+    forms.sort_unstable();
+    forms.dedup();
+    forms
 }
 
 #[cfg(test)]

@@ -10,13 +10,23 @@ use serde::{Deserialize, Serialize};
 use crate::policy::{Action, Rules};
 
 use super::active::{Active, Lent};
+use super::api::Call;
 use super::binding::{Binding, Credential};
 use super::overlap;
+use super::secret::Secret;
+use super::texts::exceeds;
 
-/// Of each, credentials and bindings. With at most a mebibyte per request this bounds the vault to some 16 MiB.
+/// Of each, credentials and bindings.
 const MAX_ITEMS: usize = 512;
-/// Of all values together.
-const MAX_VALUES: usize = 4 << 20;
+/// Bytes of all values together.
+const MAX_VALUES: usize = 256 << 10;
+/// Bytes of everything together, in the form that outlives the process.
+const MAX_KEPT: usize = 2 << 20;
+/// Bytes that are looked for in requests and answers: placeholders, values and headers, in every form in which they may be written. Each
+/// takes some ten bytes of memory.
+const MAX_SEARCHED: usize = 512 << 10;
+/// Bytes that bindings put into requests, once for each place where they may do so.
+const MAX_INSERTED: usize = 4 << 20;
 
 /// Whether bindings have to name methods and paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -59,6 +69,12 @@ pub enum Refusal {
     Transport,
     #[error("{0}")]
     Invalid(String),
+    /// The vault would hold more than it has room for.
+    #[error("{0}")]
+    TooLarge(String),
+    /// It could not be kept for the time after this process; says why.
+    #[error("credential vault is unchanged, it cannot be kept: {0}")]
+    Unkept(String),
 }
 
 impl Refusal {
@@ -70,6 +86,8 @@ impl Refusal {
             Self::Unready(_) => StatusCode::PRECONDITION_FAILED,
             Self::Transport => StatusCode::UPGRADE_REQUIRED,
             Self::Invalid(_) => StatusCode::BAD_REQUEST,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Unkept(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 }
@@ -96,6 +114,13 @@ pub(super) struct Contents {
     pub(super) bindings: BTreeMap<String, Binding>,
 }
 
+impl Contents {
+    /// The value of a credential that exists.
+    pub(super) fn value(&self, credential: &str) -> &str {
+        self.credentials[credential].value.expose()
+    }
+}
+
 impl Vault {
     /// An empty vault. Nothing can be read through [`Vault::lent`] before [`Vault::restore`], so that requests wait or fail instead of
     /// leaving without their credentials.
@@ -115,8 +140,8 @@ impl Vault {
 
     /// Everything, secrets included, for the memory that outlives this process. Never to be written to a disk or a log.
     #[must_use]
-    pub fn export(&self) -> Vec<u8> {
-        serde_json::to_vec(&self.contents).expect("maps with string keys always serialise")
+    pub fn export(&self) -> Secret {
+        exported(self.contents.as_ref())
     }
 
     /// To be called when the interceptor accepts connections and its authority has been exported.
@@ -160,28 +185,34 @@ impl Vault {
         Err(Refusal::Unready(unready))
     }
 
-    /// Puts this in force if it is valid under these rules; otherwise nothing changes.
-    pub(super) fn commit(&mut self, candidate: Contents, rules: &dyn Rules) -> Result<(), Refusal> {
-        self.validate(&candidate, rules).map_err(Refusal::Invalid)?;
-        self.replace(Some(candidate));
+    /// Puts this in force if it is valid under the rules and has been kept; otherwise nothing changes.
+    pub(super) fn commit(&mut self, candidate: Option<Contents>, call: &Call<'_>) -> Result<(), Refusal> {
+        if let Some(candidate) = &candidate {
+            bounded(candidate)?;
+            self.validate(candidate, call.rules).map_err(Refusal::Invalid)?;
+            if exceeds(candidate, MAX_SEARCHED, MAX_INSERTED) {
+                return Err(Refusal::TooLarge(format!(
+                    "credential vault is too large: placeholders and values, as they may be written, come to more than {MAX_SEARCHED} bytes, or what bindings put into requests to more than {MAX_INSERTED}"
+                )));
+            }
+        }
+        let state = exported(candidate.as_ref());
+        if state.expose().len() > MAX_KEPT {
+            return Err(Refusal::TooLarge(format!(
+                "credential vault is too large: it holds at most {MAX_KEPT} bytes of credentials and bindings"
+            )));
+        }
+        (call.keep)(state.expose().as_bytes()).map_err(|error| Refusal::Unkept(error.to_string()))?;
+        self.replace(candidate);
         Ok(())
     }
 
-    pub(super) fn replace(&mut self, contents: Option<Contents>) {
+    fn replace(&mut self, contents: Option<Contents>) {
         self.lent.set(contents.as_ref().map(|contents| Arc::new(Active::of(contents))));
         self.contents = contents;
     }
 
     fn validate(&self, candidate: &Contents, rules: &dyn Rules) -> Result<(), String> {
-        let values: usize = candidate.credentials.values().map(|c| c.value.expose().len()).sum();
-        if candidate.credentials.len() > MAX_ITEMS
-            || candidate.bindings.len() > MAX_ITEMS
-            || values > MAX_VALUES
-        {
-            return Err(format!(
-                "credential vault holds at most {MAX_ITEMS} credentials, {MAX_ITEMS} bindings and {MAX_VALUES} bytes of values"
-            ));
-        }
         for binding in candidate.bindings.values() {
             references(binding, &candidate.credentials)?;
             self.permitted(binding, rules)?;
@@ -213,6 +244,23 @@ impl Vault {
         }
         Ok(())
     }
+}
+
+fn exported(contents: Option<&Contents>) -> Secret {
+    Secret::new(serde_json::to_string(&contents).expect("maps with string keys always serialise"))
+}
+
+fn bounded(candidate: &Contents) -> Result<(), Refusal> {
+    let values: usize = candidate.credentials.values().map(|c| c.value.expose().len()).sum();
+    let fits = candidate.credentials.len() <= MAX_ITEMS
+        && candidate.bindings.len() <= MAX_ITEMS
+        && values <= MAX_VALUES;
+    if fits {
+        return Ok(());
+    }
+    Err(Refusal::TooLarge(format!(
+        "credential vault is too large: it holds at most {MAX_ITEMS} credentials, {MAX_ITEMS} bindings and {MAX_VALUES} bytes of values"
+    )))
 }
 
 fn passes(patterns: &[String], host: &str) -> bool {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind, PatternID};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// Everything but what RFC 3986 calls unreserved.
@@ -73,48 +74,64 @@ impl BodyKind {
     }
 }
 
+/// What a text would become is longer than its place allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the text is too long once its placeholders are replaced")]
+pub struct Overlong;
+
 /// Pairs of what is looked for and what replaces it.
 #[derive(Clone)]
 pub(super) struct Replacer {
-    /// The longest first, so that the longest of those that begin at one place is taken.
-    pairs: Vec<(Vec<u8>, Vec<u8>)>,
-    begins: [bool; 256],
+    finder: AhoCorasick,
+    /// In the order of the finder's patterns.
+    replacements: Vec<Vec<u8>>,
 }
 
 impl Replacer {
+    /// Of those that begin at one place the longest is taken; of equal ones the first. Takes some ten bytes for each byte that is looked for.
     pub(super) fn new(pairs: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>) -> Self {
         let mut pairs: Vec<_> = pairs.into_iter().filter(|(from, _)| !from.is_empty()).collect();
-        pairs.sort_by(|(a, _), (b, _)| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        pairs.sort_by(|(a, _), (b, _)| a.cmp(b));
         pairs.dedup_by(|(a, _), (b, _)| a == b);
-        let mut begins = [false; 256];
-        for (from, _) in &pairs {
-            begins[usize::from(from[0])] = true;
-        }
-        Self { pairs, begins }
+        let (patterns, replacements): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        // The faster kind takes up to a kibibyte for each byte.
+        let mut builder = AhoCorasick::builder();
+        builder.match_kind(MatchKind::LeftmostLongest).kind(Some(AhoCorasickKind::ContiguousNFA));
+        let finder = builder.build(&patterns).expect("a vault holds fewer patterns than a finder can take");
+        patterns.into_iter().for_each(wipe);
+        Self { finder, replacements }
     }
 
-    /// The text with its replacements, or nothing if there are none.
-    pub(super) fn apply(&self, text: &[u8]) -> Option<Vec<u8>> {
-        let mut output: Option<Vec<u8>> = None;
-        let (mut at, mut kept) = (0, 0);
-        while at < text.len() {
-            let found = self.begins[usize::from(text[at])]
-                .then(|| self.pairs.iter().find(|(from, _)| text[at..].starts_with(from)))
-                .flatten();
-            let Some((from, to)) = found else {
-                at += 1;
-                continue;
-            };
-            let output = output.get_or_insert_with(|| Vec::with_capacity(text.len() + to.len()));
-            output.extend_from_slice(&text[kept..at]);
-            output.extend_from_slice(to);
-            at += from.len();
-            kept = at;
+    /// The text with its replacements, or nothing if there are none. Takes time in proportion to what goes in and comes out.
+    pub(super) fn apply(&self, text: &[u8], longest: usize) -> Result<Option<Vec<u8>>, Overlong> {
+        let replacement = |pattern: PatternID| self.replacements[pattern.as_usize()].as_slice();
+        let (mut length, mut any) = (text.len(), false);
+        // First only counted: what grew on the way would be copied, and leave parts of values behind.
+        for found in self.finder.find_iter(text) {
+            length = length - found.len() + replacement(found.pattern()).len();
+            any = true;
         }
-        let mut output = output?;
+        if !any {
+            return Ok(None);
+        }
+        if length > longest {
+            return Err(Overlong);
+        }
+        let mut output = Vec::with_capacity(length);
+        let mut kept = 0;
+        for found in self.finder.find_iter(text) {
+            output.extend_from_slice(&text[kept..found.start()]);
+            output.extend_from_slice(replacement(found.pattern()));
+            kept = found.end();
+        }
         output.extend_from_slice(&text[kept..]);
-        Some(output)
+        Ok(Some(output))
     }
+}
+
+fn wipe(mut pattern: Vec<u8>) {
+    pattern.fill(0);
+    std::hint::black_box(&pattern);
 }
 
 #[cfg(test)]
@@ -127,11 +144,46 @@ mod tests {
         Replacer::new(pairs.iter().map(|(from, to)| (from.as_bytes().to_vec(), to.as_bytes().to_vec())))
     }
 
+    fn applied(replacer: &Replacer, text: &[u8]) -> Option<Vec<u8>> {
+        replacer.apply(text, 1 << 20).unwrap()
+    }
+
+    #[test]
+    fn what_comes_out_is_bounded() {
+        let replacer = replacer(&[("X", "yyyy")]);
+        assert_eq!(replacer.apply(b"aXb", 6), Ok(Some(b"ayyyyb".to_vec())));
+        assert_eq!(replacer.apply(b"aXb", 5), Err(Overlong));
+        assert_eq!(replacer.apply(b"aXX", 8), Err(Overlong));
+        assert_eq!(replacer.apply(b"nothing", 0), Ok(None));
+        assert_eq!(replacer.apply(&[b'X'; 1 << 20], 1 << 20), Err(Overlong));
+    }
+
+    #[test]
+    fn a_finder_takes_some_ten_bytes_for_each_that_it_looks_for() {
+        let pairs = (0_u64..4096).map(|number| {
+            let text = format!("{:064x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).repeat(2);
+            (text.into_bytes(), Vec::new())
+        });
+        let finder = Replacer::new(pairs).finder;
+        assert!(finder.memory_usage() < 16 * 4096 * 128, "{}", finder.memory_usage());
+    }
+
+    /// Each place of the text is the beginning of every pattern: looking at them one by one would take minutes.
+    #[test]
+    fn texts_that_nearly_match_everywhere_take_no_longer() {
+        let patterns: Vec<String> =
+            (0..256).map(|length| format!("{}b", "a".repeat(1024 + length))).collect();
+        let replacer = Replacer::new(patterns.iter().map(|p| (p.as_bytes().to_vec(), b"x".to_vec())));
+        assert_eq!(applied(&replacer, &[b'a'; 1 << 20]), None);
+        let text = format!("{}b", "a".repeat(5000));
+        assert_eq!(applied(&replacer, text.as_bytes()).unwrap().len(), 5000 - 1279 + 1);
+    }
+
     #[test]
     fn the_longest_wins_and_insertions_are_not_looked_at() {
         let replacer = replacer(&[("AB", "1"), ("ABC", "AB"), ("X", "XX")]);
-        assert_eq!(replacer.apply(b"ABCABX").unwrap(), b"AB1XX");
-        assert_eq!(replacer.apply(b"nothing"), None);
+        assert_eq!(applied(&replacer, b"ABCABX").unwrap(), b"AB1XX");
+        assert_eq!(applied(&replacer, b"nothing"), None);
     }
 
     #[test]
@@ -163,7 +215,7 @@ mod tests {
         #[test]
         fn one_pass_equals_splitting_at_the_placeholder(parts in proptest::collection::vec("[a-z/&=]{0,6}", 1..6), value in ".{1,12}") {
             let text = parts.join("{{T}}");
-            let replaced = replacer(&[("{{T}}", &value)]).apply(text.as_bytes());
+            let replaced = applied(&replacer(&[("{{T}}", &value)]), text.as_bytes());
             let expected = parts.join(&value);
             if parts.len() == 1 {
                 prop_assert!(replaced.is_none());

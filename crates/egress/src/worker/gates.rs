@@ -10,7 +10,8 @@ use tokio::net::TcpStream;
 use crate::audit::Audit;
 use crate::dns::upstream::Upstreams;
 use crate::intercept::{
-    Authority, AuthorityError, Interceptor, InvalidProxy, Kernel, Parts, Pending, Trust, UpstreamProxy, Way,
+    Authority, AuthorityError, Interceptor, InvalidProxy, Kernel, Parts, Pending, Room, Trust, UpstreamProxy,
+    Way,
 };
 use crate::plane::Plane;
 use crate::policy::Resolved;
@@ -99,5 +100,6 @@ pub(super) fn interceptor(asked: Asked, means: Means) -> Interceptor {
         trust: means.trust,
         way: Arc::new(means.way),
         proxy: means.proxy,
+        room: Room::default(),
     })
 }

@@ -2,11 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed step of a test should panic at its line")]
 
+mod bounds;
 mod clients;
 mod kernel;
 mod lending;
 mod names;
+mod openings;
 mod plain;
+mod sizes;
 mod stack;
 mod streams;
 mod vault;

@@ -27,6 +27,24 @@ async fn names_without_a_binding_pass_undecrypted() {
 }
 
 #[tokio::test]
+async fn servers_may_ask_for_another_hello() {
+    for mut stack in [Stack::new(), Stack::bound()] {
+        let (seen, handler) = recorder();
+        let mut means = rustls::crypto::ring::default_provider();
+        // Clients offer a key for another group first.
+        means.kx_groups = vec![rustls::crypto::ring::kx_group::SECP384R1];
+        let tls = stack.identity_by(means, NAME, &[b"http/1.1"]);
+        stack.serve(HTTPS, Some(tls), handler).await;
+        let through = stack.intercept(HTTPS).await;
+        let bound = stack.vault.lock().unwrap().revision().is_some();
+        let authority = if bound { stack.authority.certificate() } else { &stack.public_ca };
+        let stream = stack.handshake(through, NAME, authority, &[b"http/1.1"]).await.unwrap();
+        assert_eq!(ask(stream, get(NAME, "/")).await.status(), StatusCode::OK);
+        assert_eq!(seen.header("authorization").is_some(), bound);
+    }
+}
+
+#[tokio::test]
 async fn a_denied_name_gets_an_alert_and_an_event() {
     let mut stack = Stack::bound();
     let through = stack.intercept(HTTPS).await;
@@ -134,6 +152,26 @@ async fn a_change_of_the_rules_ends_what_they_no_longer_allow() {
 }
 
 #[tokio::test]
+async fn connections_of_every_listener_are_judged_anew() {
+    let mut stack = Stack::new();
+    let (_, handler) = recorder();
+    let tls = stack.identity(NAME, &[]);
+    stack.serve(HTTPS, Some(tls), handler).await;
+    let first = stack.intercept(HTTPS).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let second = listener.local_addr().unwrap();
+    let same = stack.interceptors[0].clone();
+    stack.own(tokio::spawn(async move { same.serve(listener).await }));
+    let mut held = Vec::new();
+    for through in [first, second, first, second] {
+        held.push(stack.handshake(through, NAME, &stack.public_ca, &[]).await.unwrap());
+    }
+    assert_eq!(stack.interceptors[0].connections(), 4);
+    stack.world.names.lock().unwrap().clear();
+    assert_eq!(stack.interceptors[0].recheck(), 4);
+}
+
+#[tokio::test]
 async fn a_new_binding_ends_the_connections_it_cannot_lend_on() {
     let mut stack = Stack::new();
     let (_, handler) = recorder();
@@ -187,4 +225,21 @@ async fn an_upstream_proxy_is_asked_for_the_name() {
         asked,
         "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\nProxy-Authorization: Basic cHJveHk=\r\n\r\n"
     );
+}
+
+#[tokio::test]
+async fn an_upstream_proxy_is_not_asked_for_names_that_have_not_led_to_the_address() {
+    let mut stack = Stack::new();
+    stack.world.open.store(true, std::sync::atomic::Ordering::Relaxed);
+    let asked = proxy(&mut stack, "192.0.2.1:9".to_owned()).await;
+    stack.proxy = Some(UpstreamProxy::parse("http://proxy.example.net:3128", None).unwrap());
+    let through = stack.intercept(HTTPS).await;
+    let other = "internal.example.com";
+    let error = stack.handshake(through, other, stack.authority.certificate(), &[]).await.unwrap_err();
+    assert!(error.to_string().contains("AccessDenied"), "{error}");
+    let through = stack.intercept("192.0.2.10:80").await;
+    let answer = ask(TcpStream::connect(through).await.unwrap(), get(other, "/")).await;
+    assert_eq!(answer.status(), StatusCode::FORBIDDEN);
+    assert!(asked.lock().unwrap().is_empty());
+    assert_eq!(stack.told().matches("the upstream proxy decides by name").count(), 2);
 }

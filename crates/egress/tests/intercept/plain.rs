@@ -156,6 +156,61 @@ async fn an_allowed_address_needs_no_name() {
     );
 }
 
+/// A request and its answer on a connection that is kept.
+async fn kept(through: std::net::SocketAddr, request: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(through).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"hello") {
+        assert!(stream.read_buf(&mut answer).await.unwrap() > 0);
+    }
+    assert!(answer.starts_with(b"HTTP/1.") && answer[8..].starts_with(b" 200"));
+    stream
+}
+
+#[tokio::test]
+async fn connections_to_an_address_end_when_it_is_not_allowed_any_more() {
+    let (stack, _seen, through) = stack().await;
+    let address = SERVER.parse().unwrap();
+    stack.world.addresses.lock().unwrap().insert(address, Action::Allow);
+    let literal = format!("GET / HTTP/1.1\r\nHost: {SERVER}\r\n\r\n");
+    let _one = kept(through, &literal).await;
+    let _two = kept(through, "GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").await;
+    let named = kept(through, &format!("GET / HTTP/1.1\r\nHost: {NAME}\r\n\r\n")).await;
+    let silent = TcpStream::connect(through).await.unwrap();
+    while stack.interceptors[0].connections() < 4 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(stack.interceptors[0].recheck(), 0);
+    stack.world.addresses.lock().unwrap().remove(&address);
+    assert_eq!(stack.interceptors[0].recheck(), 2, "the name is still allowed there");
+    while stack.interceptors[0].connections() > 2 {
+        tokio::task::yield_now().await;
+    }
+    stack.world.addresses.lock().unwrap().insert(address, Action::Deny);
+    assert_eq!(stack.interceptors[0].recheck(), 1);
+    drop((named, silent));
+}
+
+#[tokio::test]
+async fn nameless_connections_end_when_their_address_is_denied() {
+    let mut stack = Stack::new();
+    let listener = stack.listen(HTTP).await;
+    stack.own(tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let (mut read, mut write) = stream.split();
+        let _ = tokio::io::copy(&mut read, &mut write).await;
+    }));
+    let through = stack.intercept(HTTP).await;
+    stack.world.open.store(true, std::sync::atomic::Ordering::Relaxed);
+    let mut stream = TcpStream::connect(through).await.unwrap();
+    stream.write_all(b"EHLO\r\n").await.unwrap();
+    stream.read_exact(&mut [0; 6]).await.unwrap();
+    assert_eq!(stack.interceptors[0].recheck(), 0);
+    stack.world.open.store(false, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(stack.interceptors[0].recheck(), 1);
+}
+
 #[tokio::test]
 async fn plain_bindings_need_a_name_that_has_led_there() {
     let (stack, seen, through) = stack().await;

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -16,12 +17,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use ipnet::IpNet;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use rustls::crypto::ring;
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use sandglass_egress::audit::{Audit, Event};
-use sandglass_egress::intercept::{Authority, Interceptor, Parts, Pending, Trust, UpstreamProxy, Way};
+use sandglass_egress::intercept::{Authority, Interceptor, Parts, Pending, Room, Trust, UpstreamProxy, Way};
 use sandglass_egress::policy::{Action, Resolved, Rules, Verdict};
 use sandglass_egress::vault::{Call, Conditions, Transport, Vault, handle};
 use tokio::net::{TcpListener, TcpStream};
@@ -42,18 +43,24 @@ pub type Handler =
 #[derive(Default)]
 pub struct World {
     pub names: Mutex<HashSet<String>>,
+    pub denied: Mutex<HashSet<String>>,
     pub addresses: Mutex<HashMap<IpAddr, Action>>,
     pub led: Mutex<HashSet<(String, IpAddr)>>,
     pub events: Mutex<Vec<Event>>,
+    /// The default is to allow.
+    pub open: AtomicBool,
 }
 
 impl Rules for World {
     fn name(&self, name: &str) -> Verdict {
         let names = self.names.lock().unwrap();
+        if self.denied.lock().unwrap().contains(name) {
+            return Verdict { action: Action::Deny, rule: format!("deny {name}") };
+        }
         let wildcards = name.match_indices('.').map(|(at, _)| format!("*{}", &name[at..]));
         match std::iter::once(name.to_owned()).chain(wildcards).find(|pattern| names.contains(pattern)) {
             Some(rule) => Verdict { action: Action::Allow, rule: format!("allow {rule}") },
-            None => Verdict { action: Action::Deny, rule: "default".to_owned() },
+            None => Verdict { action: self.default_action(), rule: "default".to_owned() },
         }
     }
 
@@ -64,7 +71,7 @@ impl Rules for World {
     }
 
     fn default_action(&self) -> Action {
-        Action::Deny
+        if self.open.load(Ordering::Relaxed) { Action::Allow } else { Action::Deny }
     }
 
     fn networks(&self) -> Vec<(Action, IpNet)> {
@@ -115,6 +122,7 @@ pub struct Stack {
     pub authority: Arc<Authority>,
     pub interceptors: Vec<Interceptor>,
     pub proxy: Option<UpstreamProxy>,
+    pub room: Room,
     issuer: Issuer<'static, KeyPair>,
     pub public_ca: String,
     servers: Arc<Mutex<HashMap<SocketAddr, SocketAddr>>>,
@@ -148,6 +156,7 @@ impl Stack {
             authority: Arc::new(Authority::create().unwrap()),
             interceptors: Vec::new(),
             proxy: None,
+            room: Room::default(),
             issuer: Issuer::new(params, key),
             public_ca,
             servers: Arc::default(),
@@ -177,6 +186,7 @@ impl Stack {
             body: body.as_bytes(),
             transport,
             rules: &*self.world,
+            keep: &|_| Ok(()),
         };
         let answer = handle(&mut vault, call);
         assert_eq!(answer.status, expected, "{}", answer.body);
@@ -210,6 +220,7 @@ impl Stack {
             trust: Trust::of(roots).unwrap(),
             way,
             proxy: self.proxy.clone(),
+            room: self.room.clone(),
         });
         self.interceptors.push(interceptor.clone());
         self.tasks.push(tokio::spawn(async move { interceptor.serve(listener).await }));
@@ -217,11 +228,16 @@ impl Stack {
 
     /// The certificate of a server, by the authority that upstream servers are verified with.
     pub fn identity(&self, name: &str, protocols: &[&[u8]]) -> TlsAcceptor {
+        self.identity_by(ring::default_provider(), name, protocols)
+    }
+
+    /// The same, with means of its own.
+    pub fn identity_by(&self, means: CryptoProvider, name: &str, protocols: &[&[u8]]) -> TlsAcceptor {
         let key = KeyPair::generate().unwrap();
         let certificate =
             CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-        let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let builder = ServerConfig::builder_with_provider(Arc::new(means));
         let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
         let mut config = builder.with_single_cert(vec![certificate.der().clone()], key).unwrap();
         config.alpn_protocols = protocols.iter().map(|p| p.to_vec()).collect();

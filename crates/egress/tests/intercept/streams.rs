@@ -138,3 +138,46 @@ async fn an_upgraded_connection_is_a_pipe_and_its_request_got_the_credential() {
         assert_eq!(echo, message.as_bytes());
     }
 }
+
+#[tokio::test]
+async fn no_other_protocol_is_changed_to() {
+    let mut stack = Stack::bound();
+    let listener = stack.listen(HTTPS).await;
+    let tls = stack.identity(NAME, &[b"http/1.1"]);
+    let heads = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = Arc::clone(&heads);
+    // A server that changes whatever it was asked for.
+    stack.own(tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let mut stream = tls.accept(stream).await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            seen.lock().unwrap().push(String::from_utf8(head).unwrap().to_lowercase());
+            let changed = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n";
+            let _ = stream.write_all(changed).await;
+        }
+    }));
+    let through = stack.intercept(HTTPS).await;
+    for (method, protocols, asked) in [
+        ("GET", "h2c", false),
+        ("GET", "x, h2c", false),
+        ("GET", "websocket, h2c", false),
+        ("POST", "websocket", false),
+        ("GET", "websocket", true),
+    ] {
+        let mut stream = stack.inside(through, &[b"http/1.1"]).await;
+        let head = format!(
+            "{method} / HTTP/1.1\r\nHost: {NAME}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocols}\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await;
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 502"), "{protocols}: {answer}");
+        let head = heads.lock().unwrap().pop().unwrap();
+        assert_eq!(head.contains("upgrade"), asked, "{head}");
+        assert!(!head.contains("http2-settings") && !head.contains("h2c"), "{head}");
+    }
+}

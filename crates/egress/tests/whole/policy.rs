@@ -42,6 +42,8 @@ fn names_and_addresses_are_decided(place: Place) {
         assert!(get(secure, "good.test", "/c").unwrap().ends_with("served GET /c HTTP/1.1"));
 
         // The same server under a name that is not allowed.
+        let retried = tls(connect(GOOD, 8443).unwrap(), "good.test", &authority).unwrap();
+        assert!(get(retried, "good.test", "/again").unwrap().ends_with("served GET /again HTTP/1.1"));
         tls(connect(GOOD, 443).unwrap(), "neighbour.test", &authority).expect_err("the name is not allowed");
         let answer = get(connect(GOOD, 80).unwrap(), "neighbour.test", "/d");
         assert!(!answer.unwrap_or_default().contains("served"));

@@ -125,6 +125,26 @@ fn nobody_takes_the_place_of_a_worker_that_is_gone() {
 }
 
 #[test]
+fn who_asks_after_health_is_told_while_nobody_is_there() {
+    let stage = Stage::new(Place::Shared);
+    let _world = World::start(&stage.world);
+    let home = Home::new(NOTHING);
+    let mut program = Program::start(&stage, &home);
+    assert_eq!(call(&stage, "GET", "/healthz", ""), (200, "ok".to_owned()));
+    // The third pause is one of seconds.
+    for _ in 0..2 {
+        kill_process(program.worker(), Signal::KILL).unwrap();
+        program.await_line(|line| line["ready"] == true);
+    }
+    kill_process(program.worker(), Signal::KILL).unwrap();
+    assert_eq!(call(&stage, "GET", "/healthz", ""), (503, "mitmproxy not ready".to_owned()));
+    // What only a worker can answer has waited for one.
+    assert_eq!(call(&stage, "GET", "/policy", "").0, 200);
+    program.await_line(|line| line["ready"] == true);
+    assert_eq!(call(&stage, "GET", "/healthz", ""), (200, "ok".to_owned()));
+}
+
+#[test]
 fn settings_that_make_no_sense_end_it() {
     for (name, value) in [
         ("OPENSANDBOX_EGRESS_DNS_UPSTREAM", "dns.test"),

@@ -10,6 +10,7 @@ use hickory_proto::op::{Message, MessageType, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{RData, Record, RecordType};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::crypto::{SupportedKxGroup, ring};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
@@ -52,15 +53,17 @@ impl World {
             names: Arc::new(Mutex::new(names.collect())),
             requests: Arc::default(),
         };
-        let config = certified.server();
+        let config = certified.server(None);
         namespace.within(|| {
             world.resolve();
             for port in [80, 8080] {
                 let requests = world.requests.clone();
                 serve(port, move |stream| answer(stream, &requests));
             }
-            for port in [443, 8443] {
-                let (config, requests) = (config.clone(), world.requests.clone());
+            // The second one asks every client for another hello.
+            let retrying = certified.server(Some(vec![ring::kx_group::SECP384R1]));
+            for (port, config) in [(443, config), (8443, retrying)] {
+                let requests = world.requests.clone();
                 serve(port, move |stream| {
                     let connection = ServerConnection::new(config.clone()).unwrap();
                     answer(StreamOwned::new(connection, stream), &requests);
@@ -155,13 +158,16 @@ impl Certified {
         Self { authority: CertifiedIssuer::self_signed(params, key).unwrap() }
     }
 
-    fn server(&self) -> Arc<ServerConfig> {
+    /// With these groups for the exchange of keys, or all that clients know too.
+    fn server(&self, groups: Option<Vec<&'static dyn SupportedKxGroup>>) -> Arc<ServerConfig> {
         let names = ["good.test", "*.good.test", "bad.test", "neighbour.test", "other.test"];
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(names.map(str::to_owned)).unwrap();
         let certificate = params.signed_by(&key, &self.authority).unwrap();
         let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-        let builder = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+        let mut provider = ring::default_provider();
+        provider.kx_groups = groups.unwrap_or(provider.kx_groups);
+        let builder = ServerConfig::builder_with_provider(Arc::new(provider));
         let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
         Arc::new(builder.with_single_cert(vec![certificate.der().clone()], private).unwrap())
     }
