@@ -31,7 +31,8 @@ usage: cargo xtask COMMAND
   restart [--rounds N] [--seed S] [--runtime docker]
                                    kill the server at random moments, check what is left
   fuzz [TARGET] [--seconds N]      the agent's parsers against random input, a minute each
-  bench [docker|agent] [--quick]   measure beside the reference server and Docker, or the agent alone";
+  bench [docker|agent|proxy|egress] [--quick]
+                                   measure beside the reference server and Docker, or one part alone";
 
 /// Errors are printed as one chain of causes: a backtrace of this program explains nothing.
 fn main() -> ExitCode {
