@@ -1,7 +1,7 @@
 """The rest of the world for tests of egress policies: a network namespace with name, web and TLS servers of its own.
 
-As a program (`python egress_world.py FOLDER BLOCK`) it is those servers; as a module it makes the namespace, the authority that the
-servers' certificates come from, and the programs that run in it. All addresses are reserved for measurements, and nobody's outside.
+As a program (`python egress_world.py FOLDER BLOCK [names]`) it is those servers, or the name server alone; as a module it makes the
+namespace, the authority that the servers' certificates come from, and the programs that run in it. All addresses are reserved for measurements, and nobody's outside.
 """
 
 import json
@@ -27,8 +27,8 @@ BARE = f"198.19.{BLOCK}.20"
 class World:
     """Made by entering it, gone when left."""
 
-    def __init__(self, folder):
-        self.folder = Path(folder)
+    def __init__(self, folder, web=True):
+        self.folder, self.web = Path(folder), web
         self.folder.mkdir(parents=True, exist_ok=True)
         tag = f"{os.getpid():x}"[-6:]
         self.name, self.near = f"world{tag}", f"wo{tag}"
@@ -76,9 +76,9 @@ class World:
         subprocess.run(["ip", *line.split()], check=True)
 
     def _start(self):
-        self.servers = subprocess.Popen(
-            ["ip", "netns", "exec", self.name, sys.executable, __file__, str(self.folder), str(BLOCK)], stdout=subprocess.PIPE
-        )
+        only = [] if self.web else ["names"]
+        command = ["ip", "netns", "exec", self.name, sys.executable, __file__, str(self.folder), str(BLOCK), *only]
+        self.servers = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self.servers.stdout.readline() == b"ready\n"
 
     def _certificates(self):
@@ -161,7 +161,7 @@ def resolve_streams():
                 pass
 
 
-def serve(folder):
+def serve(folder, web):
     Web.log = folder / "requests.jsonl"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
@@ -178,9 +178,11 @@ def serve(folder):
         def handle_error(self, *_):
             pass
 
-    plain = ThreadingHTTPServer(("0.0.0.0", 80), Web)
-    plain.handle_error = lambda *_: None
-    loops = [resolve_datagrams, resolve_streams, plain.serve_forever, Tls(("0.0.0.0", 443), Web).serve_forever]
+    loops = [resolve_datagrams, resolve_streams]
+    if web:
+        plain = ThreadingHTTPServer(("0.0.0.0", 80), Web)
+        plain.handle_error = lambda *_: None
+        loops += [plain.serve_forever, Tls(("0.0.0.0", 443), Web).serve_forever]
     for loop in loops:
         threading.Thread(target=loop, daemon=True).start()
     time.sleep(0.2)
@@ -189,4 +191,4 @@ def serve(folder):
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    serve(Path(sys.argv[1]), web="names" not in sys.argv[3:])

@@ -20,6 +20,7 @@ pub(crate) fn run_benchmark(workspace: &Workspace, arguments: &[String]) -> Resu
         [first, rest @ ..] if first == "docker" => ("docker_", rest),
         [first, rest @ ..] if first == "agent" => ("agent_", rest),
         [first, rest @ ..] if first == "proxy" => ("proxy_", rest),
+        [first, rest @ ..] if first == "egress" => ("egress_", rest),
         all => ("", all),
     };
     run(Command::new(&python)

@@ -23,6 +23,18 @@ const OTHERS: &[(&str, &str)] = &[
     ("SANDGLASS_E2E_CONSOLE_PYTHON", "console"),
 ];
 const REFERENCE: &str = "SANDGLASS_E2E_REFERENCE_PYTHON";
+const KERNELS: &str = "kernels";
+
+/// Everything that the suites install, so that it can be had while something else keeps the processor busy.
+pub(crate) fn environments(workspace: &Workspace) -> Result<()> {
+    let folder = workspace.root.join("e2e");
+    let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
+    for name in OTHERS.iter().map(|(_, name)| *name).chain([KERNELS]) {
+        python::environment_named(&folder, name)?;
+    }
+    node_modules(&folder.join("js"))?;
+    run(Command::new(python).args(["-c", "import browser_apps; browser_apps.provide()"]).current_dir(&folder))
+}
 
 pub(crate) fn clients(workspace: &Workspace, filter: &[String]) -> Result<()> {
     let folder = workspace.root.join("e2e");

@@ -31,7 +31,8 @@ usage: cargo xtask COMMAND
   restart [--rounds N] [--seed S] [--runtime docker]
                                    kill the server at random moments, check what is left
   fuzz [TARGET] [--seconds N]      the agent's parsers against random input, a minute each
-  bench [docker|agent] [--quick]   measure beside the reference server and Docker, or the agent alone";
+  bench [docker|agent|proxy|egress] [--quick]
+                                   measure beside the reference server and Docker, or one part alone";
 
 /// Errors are printed as one chain of causes: a backtrace of this program explains nothing.
 fn main() -> ExitCode {
@@ -73,7 +74,14 @@ fn test(workspace: &Workspace, mode: checks::Mode) -> Result<()> {
     report.step("setup", setup::run)?;
     report.step("format", || checks::format(workspace))?;
     report.step("dependency rules", || deps::run(workspace))?;
-    report.step("clippy", || checks::clippy(workspace, mode))?;
+    report.step("clippy, installs", || {
+        // One waits for registries while the other compiles.
+        std::thread::scope(|scope| {
+            let installed = scope.spawn(|| e2e::environments(workspace));
+            checks::clippy(workspace, mode)?;
+            installed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })?;
     report.step("cargo test", || checks::unit_tests(workspace, mode))?;
     report.step("e2e", || e2e::clients(workspace, &[]))?;
     report.step("conformance", || e2e::conformance(workspace, &[]))?;
