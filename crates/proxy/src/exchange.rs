@@ -112,6 +112,7 @@ impl Exchange {
             framing,
             upgrade,
             expects_continue,
+            takes_trailers: parts.version >= Version::HTTP_11 && headers::takes_trailers(&parts.headers),
         };
         let head = asked.encode();
         let body = || body.map_err(Into::into).boxed_unsync();
@@ -425,7 +426,9 @@ fn expects_continue(headers: &HeaderMap) -> bool {
 fn framing<B: Body>(headers: &HeaderMap, body: &B) -> Framing {
     let told = headers.get(CONTENT_LENGTH).and_then(|value| parse_length(value.as_bytes()));
     match told.or_else(|| body.size_hint().exact()) {
-        _ if body.is_end_stream() && told.is_none() => Framing::Empty,
+        Some(0) if told.is_some() => Framing::Length(0),
+        // A length that no body comes up to would make the next request on the connection the body of this one.
+        _ if body.is_end_stream() => Framing::Empty,
         Some(length) => Framing::Length(length),
         None => Framing::Chunked,
     }

@@ -12,19 +12,26 @@ use bytes::Bytes;
 use crate::BoxError;
 use crate::body::{Length, ResponseBody};
 use crate::drain::{Active, Kind};
-use crate::error::{ConnectError, ForwardError};
+use crate::error::{ConnectError, ForwardError, InvalidHead};
 use crate::exchange::Exchange;
 use crate::forward::{Lease, answer, respond};
-use crate::headers::{HeaderEdits, connection_names};
+use crate::headers::{HeaderEdits, connection_names, members};
 use crate::tunnel;
 
-/// The protocol that a request asks to change to. `h2c` is not one of them: the client is answered in HTTP/1.1, as it has
-/// to expect, instead of getting a tunnel on which no rule for headers holds.
+/// The protocol that a request asks to change to. HTTP in another version (`h2c`) is not one of them, also not among
+/// others: the client is answered in HTTP/1.1, as it has to expect, instead of getting a tunnel on which no rule for headers
+/// holds.
 #[must_use]
 pub fn requested(headers: &HeaderMap) -> Option<&HeaderValue> {
     let protocol = headers.get(UPGRADE)?;
-    let wanted = connection_names(headers, "upgrade") && !protocol.as_bytes().eq_ignore_ascii_case(b"h2c");
+    let protocols = headers.get_all(UPGRADE).iter().map(HeaderValue::as_bytes);
+    let wanted = connection_names(headers, "upgrade") && !members(protocols).any(is_http);
     wanted.then_some(protocol)
+}
+
+fn is_http(protocol: &[u8]) -> bool {
+    let name = protocol.split(|byte| *byte == b'/').next().unwrap_or_default().trim_ascii();
+    [&b"h2c"[..], b"h2", b"http"].iter().any(|http| name.eq_ignore_ascii_case(http))
 }
 
 pub(crate) async fn forward<B>(
@@ -43,6 +50,10 @@ where
     let head = answer(&forwarder, &mut exchange).await?;
     if head.status != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(respond(head, exchange, &forwarder, active));
+    }
+    if !exchange.is_sent() {
+        // The rest of the request would be taken for the new protocol.
+        return Err(ForwardError::InvalidResponse(InvalidHead::Early));
     }
 
     let relay = forwarder.drain.enter(Kind::Upgrade).ok_or(ConnectError::Draining)?;

@@ -117,3 +117,43 @@ async fn draining_waits_for_what_is_in_flight_and_then_cuts() {
     assert!(hangs.await.unwrap().starts_with("HTTP/1.1 503"));
     assert!(matches!(forwarder.connect(target).await, Err(ConnectError::Draining)));
 }
+
+#[tokio::test]
+async fn a_connection_is_used_again_only_after_a_whole_exchange() {
+    // What it says beyond the answer, and what it does not wait for, would otherwise belong to the next client.
+    for (request, answer) in [
+        (
+            "HEAD / HTTP/1.1\r\nhost: f\r\n\r\n",
+            &b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nHTTP/1.1 200 OK\r\n"[..],
+        ),
+        ("GET / HTTP/1.1\r\nhost: f\r\n\r\n", b"HTTP/1.1 204 No Content\r\ncontent-length: 2\r\n\r\nno"),
+        (
+            "GET / HTTP/1.1\r\nhost: f\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 500 No\r\n\r\n",
+        ),
+        ("GET / HTTP/1.1\r\nhost: f\r\n\r\n", b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok"),
+        (
+            "GET / HTTP/1.1\r\nhost: f\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        ),
+        ("POST / HTTP/1.1\r\nhost: f\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n", OK),
+    ] {
+        let (target, connections) = backend(move |mut stream| async move {
+            while !read_head(&mut stream).await.is_empty() {
+                if stream.write_all(answer).await.is_err() {
+                    return;
+                }
+            }
+        })
+        .await;
+        let front = front(&Forwarder::new(Limits::default()), target).await;
+        for made in 1..=2 {
+            let mut client = TcpStream::connect(front).await.unwrap();
+            client.write_all(request.as_bytes()).await.unwrap();
+            assert!(!read_head(&mut client).await.is_empty());
+            drop(client);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            assert_eq!(connections.load(Ordering::SeqCst), made, "{request} {}", answer.escape_ascii());
+        }
+    }
+}

@@ -105,16 +105,43 @@ async fn a_refused_upgrade_is_an_ordinary_answer() {
 }
 
 #[tokio::test]
-async fn cleartext_http2_is_not_tunnelled() {
-    let (target, mut requests) = capturing().await;
+async fn http_in_another_version_is_not_tunnelled() {
+    for upgrade in
+        ["Upgrade: h2c", "Upgrade: websocket, H2C", "Upgrade: foo\r\nUpgrade: h2c", "Upgrade: HTTP/2.0, foo"]
+    {
+        let (target, mut requests) = capturing().await;
+        let front = front(&Forwarder::new(Limits::default()), target).await;
+        let mut client = TcpStream::connect(front).await.unwrap();
+        let asks = format!(
+            "GET / HTTP/1.1\r\nHost: f\r\nConnection: Upgrade, HTTP2-Settings\r\n{upgrade}\r\nHTTP2-Settings: AAA\r\n\r\n"
+        );
+        client.write_all(asks.as_bytes()).await.unwrap();
+        let seen = requests.recv().await.unwrap().to_lowercase();
+        assert!(!seen.contains("upgrade") && !seen.contains("http2-settings"), "{seen}");
+    }
+}
+
+#[tokio::test]
+async fn a_protocol_does_not_change_within_a_request() {
+    let (target, _) = backend(|mut stream| async move {
+        read_head(&mut stream).await;
+        stream
+            .write_all(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n")
+            .await
+            .unwrap();
+        read_head(&mut stream).await;
+    })
+    .await;
     let front = front(&Forwarder::new(Limits::default()), target).await;
     let mut client = TcpStream::connect(front).await.unwrap();
     client
-        .write_all(b"GET / HTTP/1.1\r\nHost: f\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA\r\n\r\n")
+        .write_all(
+            b"POST / HTTP/1.1\r\nHost: f\r\nConnection: upgrade\r\nUpgrade: x\r\nContent-Length: 5\r\n\r\nab",
+        )
         .await
         .unwrap();
-    let seen = requests.recv().await.unwrap();
-    assert!(!seen.contains("h2c") && !seen.contains("http2-settings"), "{seen}");
+    let answer = String::from_utf8(read_head(&mut client).await).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
 }
 
 #[tokio::test]
