@@ -185,7 +185,7 @@ def test_code_server_through_the_proxy_on_docker(docker):
 
 
 def test_code_server_through_the_gateway_on_docker(docker):
-    edit_and_type(docker, "plain")
+    edit_and_type(docker, "signed")
 
 
 # ---------------------------------------------------------------- JupyterLab

@@ -10,7 +10,7 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, HOST, SEC_WEBSOCKET_KEY};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Method, Uri};
+use http::{HeaderMap, HeaderValue, Method, Uri};
 use sandglass_ingress::{Denied, Door, Moment, PathRoute, Presented, Proof, Route};
 use sandglass_proxy::requested_upgrade;
 use tokio::sync::Semaphore;
@@ -21,7 +21,8 @@ use super::directory::{Directory, Used};
 use super::edits::{self, INGRESS_TO, OLD_INGRESS_TO};
 use super::refused::{Refused, Upgrade};
 use crate::ingress::{
-    Carrier, Need, Park, Reach, SECURE_ACCESS, Target, Wakes, Way, skips_renewal, wants_awake,
+    AGENT_PORT, AGENT_TOKEN, Carrier, Need, Park, ROUTE_TOKEN, Reach, SECURE_ACCESS, Target, Wakes, Way,
+    presents, skips_renewal, wants_awake,
 };
 use crate::telemetry::logs::ACCESS_TARGET;
 
@@ -85,6 +86,29 @@ struct Asked<'a> {
     rest: Option<&'a str>,
 }
 
+/// What a request shows to be let through, beside its route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown<'h> {
+    Nothing,
+    /// Meant to be the sandbox's; not compared yet.
+    Token(&'h [u8]),
+    /// The agent's own and right, on the way to the agent.
+    AgentToken,
+}
+
+impl<'h> Shown<'h> {
+    fn of(headers: &'h HeaderMap, target: &Target, port: u16) -> Self {
+        let token = |name| headers.get(name).map(|value: &HeaderValue| value.as_bytes());
+        if target.secure_access {
+            return token(SECURE_ACCESS).map_or(Self::Nothing, Self::Token);
+        }
+        if port == AGENT_PORT && presents(headers, &AGENT_TOKEN, &target.agent_token) {
+            return Self::AgentToken;
+        }
+        token(ROUTE_TOKEN).or_else(|| token(SECURE_ACCESS)).map_or(Self::Nothing, Self::Token)
+    }
+}
+
 impl Gateway {
     pub fn new(directory: Arc<dyn Directory>, carrier: Carrier, settings: GatewaySettings) -> Self {
         let wakes = settings.park.map(Wakes::new);
@@ -101,11 +125,16 @@ impl Shared {
         let asked = self.read(&uri, request.headers())?;
         let target = self.find(&asked.route.id).await.ok_or(Refused::NotFound)?;
         self.ready(&target)?;
+        let shown = Shown::of(request.headers(), &target, asked.route.port);
         let asked = match asked {
-            Asked { rest: Some(_), .. } if !target.secure_access => unsigned(&uri)?,
+            Asked { rest: Some(_), .. }
+                if !target.secure_access && (target.open || shown != Shown::Nothing) =>
+            {
+                unsigned(&uri)?
+            }
             asked => asked,
         };
-        self.admit(&asked.route, &target, request.headers())?;
+        self.admit(&asked.route, &target, shown)?;
         let upgrade = upgrade(request.headers())?;
         let target = match &self.wakes {
             Some(wakes) if wants_awake(&target, request.headers()) => {
@@ -167,13 +196,17 @@ impl Shared {
         }
     }
 
-    fn admit(&self, route: &Route, target: &Target, headers: &HeaderMap) -> Result<(), Refused> {
-        let token = headers.get(SECURE_ACCESS).map(|value| value.as_bytes());
-        let secret = target.secure_access.then_some(target.route_token.as_str());
-        if secret.is_some_and(|secret| secret.trim().is_empty()) && !matches!(route.proof, Proof::Scoped(_)) {
+    fn admit(&self, route: &Route, target: &Target, shown: Shown<'_>) -> Result<(), Refused> {
+        let scoped = matches!(route.proof, Proof::Scoped(_));
+        if shown == Shown::AgentToken && !scoped {
+            return Ok(());
+        }
+        let secret = (target.secure_access || !target.open).then_some(target.route_token.as_str());
+        if secret.is_some_and(|secret| secret.trim().is_empty()) && !scoped {
             // It asks for what nobody has.
             return Err(Denied::Missing.into());
         }
+        let token = if let Shown::Token(token) = shown { Some(token) } else { None };
         Ok(self.settings.door.admit(secret, Presented { token, route }, Moment::now())?)
     }
 

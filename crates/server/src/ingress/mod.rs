@@ -21,6 +21,7 @@ mod ways;
 mod websocket;
 
 pub use access::AccessRules;
+pub(crate) use access::presents;
 pub use carrier::{Carrier, Way};
 pub(crate) use edits::Observed;
 pub use endpoints::{
