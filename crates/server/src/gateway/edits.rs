@@ -8,7 +8,7 @@ use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use sandglass_proxy::HeaderEdits;
 
 use crate::ingress::{
-    ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, ROUTE_TOKEN, SECURE_ACCESS, Target, Way,
+    ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, EGRESS_TOKEN, ROUTE_TOKEN, SECURE_ACCESS, Target, Way,
 };
 use crate::listener::Scheme;
 
@@ -23,7 +23,7 @@ const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto")
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 const POWERED_BY: HeaderName = HeaderName::from_static("reverse-proxy-server-powerby");
 
-/// The changes to a request. `Authorization`, `Cookie` and the tokens of the agent and the enforcer belong to the sandbox and stay.
+/// The changes to a request. `Authorization` and `Cookie` belong to the sandbox and stay; the tokens of the agent and the enforcer go to these.
 pub(super) fn request(
     request: &Request,
     target: &Target,
@@ -33,6 +33,9 @@ pub(super) fn request(
     let mut remove = vec![INGRESS_TO, OLD_INGRESS_TO, SECURE_ACCESS, ACCESS_RENEW, ROUTE_CREDENTIAL];
     // The reference passes these on; they open more than this sandbox, or are nobody's business inside.
     remove.extend([API_KEY, ROUTE_TOKEN]);
+    if !way.leads_to_enforcer(target, application.port()) {
+        remove.push(EGRESS_TOKEN);
+    }
     let mut set = Vec::with_capacity(5);
     let mut put = |name: HeaderName, value: &[u8]| {
         if let Ok(value) = HeaderValue::from_bytes(value) {

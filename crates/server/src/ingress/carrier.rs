@@ -25,6 +25,14 @@ pub enum Way {
     Agent,
 }
 
+impl Way {
+    /// Whether it may lead to the sandbox's enforcer. The agent is gone through to one only where ports are published and none is its
+    /// own; otherwise what listens inside is a program of the sandbox, which a token that lifts its policy must not reach.
+    pub(crate) fn leads_to_enforcer(self, target: &Target, port: u16) -> bool {
+        port == EGRESS_PORT && (self == Self::Direct || target.mapped.is_some_and(|ports| ports.egress.is_none()))
+    }
+}
+
 /// Connects to sandboxes. Clones share the connections.
 #[derive(Clone, Debug)]
 pub struct Carrier {

@@ -142,7 +142,6 @@ async fn a_request_reaches_the_port_as_it_was_sent() {
             "authorization: Bearer mine",
             "cookie: a=1",
             host.as_str(),
-            "opensandbox-egress-auth: egress",
             // Loopback is a trusted peer.
             "x-forwarded-for: 8.8.8.8",
             "x-forwarded-host: api.local",

@@ -104,7 +104,6 @@ async fn headers_are_passed_on_as_published() {
         )
         .await;
     assert_eq!(seen.got("authorization"), Some("Bearer mine"));
-    assert_eq!(seen.got("opensandbox-egress-auth"), Some("egress"));
     assert_eq!(seen.got("host"), Some(format!("127.78.0.6:{}", stage.port).as_str()));
     assert_eq!(seen.got("x-forwarded-for"), Some("8.8.8.8, 9.9.9.9, 127.0.0.1"));
     assert_eq!((seen.got("x-forwarded-host"), seen.got("x-forwarded-proto")), (Some("h"), Some("http")));
@@ -117,15 +116,16 @@ async fn headers_are_passed_on_as_published() {
         "open-sandbox-ingress",
         "opensandbox-access-renew",
         "x-fast-sandbox-route-credential",
-        // The agent's token is for the agent.
+        // The agent's token is for the agent, the enforcer's for the enforcer.
         "x-execd-access-token",
-        "te",
+        "opensandbox-egress-auth",
         "keep-alive",
         "user-agent",
         "accept-encoding",
     ] {
         assert_eq!(seen.got(gone), None, "{gone}");
     }
+    assert_eq!(seen.got("te"), Some("trailers"));
     assert_eq!(seen.head.matches("set-cookie: ").count(), 2);
     assert!(seen.head.contains("location: /next") && seen.head.contains("server: app"), "{}", seen.head);
     assert!(seen.head.contains("reverse-proxy-server-powerby: opensandbox-ingress"));
@@ -200,6 +200,11 @@ async fn published_ports_are_gone_through_the_agent_with_its_token() {
     assert_eq!(seen.got("x-execd-access-token"), Some("agent-token"));
     let seen = stage.to("box-8080", "X-EXECD-ACCESS-TOKEN: theirs\r\n").await;
     assert_eq!((seen.body.lines().next(), seen.got("x-execd-access-token")), (Some("GET /x"), None));
+    // The enforcer is asked with what the client brings, and nobody else is.
+    let enforced = crate::ingress::Mapped { egress: Some(stage.port), ..published };
+    stage.known.change("box", |target| target.mapped = Some(enforced));
+    let seen = stage.to("box-18080", "OPENSANDBOX-EGRESS-AUTH: egress\r\n").await;
+    assert_eq!((seen.body.lines().next(), seen.got("opensandbox-egress-auth")), (Some("GET /x"), Some("egress")));
     // The agent itself is asked with what the client brings.
     let seen = stage.to("box-44772", "X-EXECD-ACCESS-TOKEN: theirs\r\n").await;
     assert_eq!(
