@@ -7,6 +7,7 @@ use http::header::HOST;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use sandglass_proxy::HeaderEdits;
 
+use super::handler::By;
 use crate::ingress::{
     ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, EGRESS_TOKEN, ROUTE_TOKEN, SECURE_ACCESS, Target, Way,
 };
@@ -28,6 +29,7 @@ pub(super) fn request(
     request: &Request,
     target: &Target,
     (application, way): (SocketAddr, Way),
+    by: By,
 ) -> HeaderEdits {
     let (headers, extensions) = (request.headers(), request.extensions());
     let mut remove = vec![INGRESS_TO, OLD_INGRESS_TO, SECURE_ACCESS, ACCESS_RENEW, ROUTE_CREDENTIAL];
@@ -42,13 +44,15 @@ pub(super) fn request(
             set.push((name, value));
         }
     };
-    put(HOST, application.to_string().as_bytes());
+    let host = headers.get(HOST).map(HeaderValue::as_bytes);
+    match host {
+        // The program has a name of its own, which it compares with the origin of pages and makes addresses from.
+        Some(host) if by == By::HostName => put(HOST, host),
+        _ => put(HOST, application.to_string().as_bytes()),
+    }
     if let Some(chain) = chain(headers, extensions) {
         put(FORWARDED_FOR, &chain);
     }
-    // Requests of HTTP/2 have it in their target.
-    let authority = || request.uri().authority().map(|authority| authority.as_str().as_bytes());
-    let host = headers.get(HOST).map(HeaderValue::as_bytes).or_else(authority);
     if let Some(host) = host.filter(|_| !headers.contains_key(FORWARDED_HOST)) {
         put(FORWARDED_HOST, host);
     }

@@ -10,8 +10,8 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, HOST, SEC_WEBSOCKET_KEY};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, Uri};
-use sandglass_ingress::{Denied, Door, Moment, PathRoute, Presented, Proof, Route};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use sandglass_ingress::{Denied, Door, Moment, PathRoute, Presented, Proof, Route, RouteError};
 use sandglass_proxy::requested_upgrade;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -84,6 +84,15 @@ struct Asked<'a> {
     route: Route,
     /// The path to be passed on, where it differs from the request's own.
     rest: Option<&'a str>,
+    /// Where the route stands. A name that it stands in is the application's own.
+    by: By,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    HostName,
+    Header,
+    Path,
 }
 
 /// What a request shows to be let through, beside its route.
@@ -156,9 +165,12 @@ impl Shared {
             RouteFrom::Nowhere => Err(Refused::Mode),
             RouteFrom::Path => {
                 let PathRoute { route, rest, .. } = PathRoute::parse(uri.path())?;
-                Ok(Asked { route, rest: Some(rest) })
+                Ok(Asked { route, rest: Some(rest), by: By::Path })
             }
-            RouteFrom::HeaderOrHost => Ok(Asked { route: named(uri, headers)?, rest: None }),
+            RouteFrom::HeaderOrHost => {
+                let (route, by) = named(headers)?;
+                Ok(Asked { route, rest: None, by })
+            }
         }
     }
 
@@ -242,7 +254,7 @@ impl Shared {
         let failed = |refusal| Refused::of_exchange(refusal, upgrade);
         let ride = self.carrier.connect(target, application, need).await.map_err(failed)?;
         let way = ride.way();
-        let edits = edits::request(&request, target, (application, way));
+        let edits = edits::request(&request, target, (application, way), asked.by);
         let path = asked.rest.unwrap_or(uri.path());
         let to = passed_on(path, uri.query(), (way, application.port()))?;
         let mut response = ride.exchange(request, to, edits).await.map_err(failed)?;
@@ -251,21 +263,30 @@ impl Shared {
     }
 }
 
-/// The route in a header, else in the host name.
-fn named(uri: &Uri, headers: &HeaderMap) -> Result<Route, Refused> {
-    let header =
-        |name| headers.get(name).and_then(|value| value.to_str().ok()).filter(|text| !text.is_empty());
-    if let Some(text) = header(INGRESS_TO).or_else(|| header(OLD_INGRESS_TO)) {
-        return Ok(Route::from_header(text)?);
+/// The route in a header, else in the host name. One that cannot be read is not looked for elsewhere.
+fn named(headers: &HeaderMap) -> Result<(Route, By), Refused> {
+    for name in [INGRESS_TO, OLD_INGRESS_TO] {
+        let text = text(headers, &name)?;
+        if !text.is_empty() {
+            return Ok((Route::from_header(text)?, By::Header));
+        }
     }
-    let host = header(HOST).or_else(|| uri.authority().map(|authority| authority.as_str()));
-    Ok(Route::from_host(host.filter(|host| !host.is_empty()).ok_or(Refused::NoRoute)?)?)
+    let host = Some(text(headers, &HOST)?).filter(|host| !host.is_empty()).ok_or(Refused::NoRoute)?;
+    Ok((Route::from_host(host)?, By::HostName))
+}
+
+/// The one text that a field has, however often it is there; empty when it is not.
+fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<&'h str, Refused> {
+    let mut values = headers.get_all(name).iter();
+    let Some(first) = values.next() else { return Ok("") };
+    let text = first.to_str().ok().filter(|_| values.all(|other| other == first));
+    text.ok_or(Refused::Route(RouteError::Malformed))
 }
 
 /// The path of a sandbox that asks for no signature: what looks like one is the application's.
 fn unsigned(uri: &Uri) -> Result<Asked<'_>, Refused> {
     let PathRoute { route, rest, .. } = PathRoute::parse(uri.path())?.unsigned();
-    Ok(Asked { route, rest: Some(rest) })
+    Ok(Asked { route, rest: Some(rest), by: By::Path })
 }
 
 fn upgrade(headers: &HeaderMap) -> Result<Upgrade, Refused> {
@@ -282,6 +303,8 @@ fn upgrade(headers: &HeaderMap) -> Result<Upgrade, Refused> {
 fn passed_on(path: &str, query: Option<&str>, (way, port): (Way, u16)) -> Result<PathAndQuery, Refused> {
     let mut text = match way {
         Way::Direct => path.to_owned(),
+        // `*` would be part of the port.
+        Way::Agent if !path.starts_with('/') => return Err(Refused::Malformed),
         Way::Agent => format!("/proxy/{port}{path}"),
     };
     if let Some(query) = query {

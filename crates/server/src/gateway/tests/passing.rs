@@ -23,7 +23,22 @@ async fn routes_stand_in_a_header_or_in_the_host_name() {
             "{headers}"
         );
     }
+    for (headers, host) in [
+        (format!("Host: {}.Example.com:28888\r\n", label("box")), format!("{}.Example.com:28888", label("box"))),
+        // Only a name in which the route stands is the program's own.
+        (format!("Host: gw\r\nOpenSandbox-Ingress-To: {}\r\n", label("box")), format!("127.78.0.1:{port}")),
+    ] {
+        let seen = stage.ask("GET /", &headers).await;
+        assert_eq!(seen.got("host"), Some(host.as_str()), "{headers}");
+        let forwarded = headers.split(['\r', ' ']).nth(1);
+        assert_eq!((seen.got("x-forwarded-host"), seen.got("x-forwarded-proto")), (forwarded, Some("http")));
+    }
+    let twice = format!("Host: h\r\nOpenSandbox-Ingress-To: {0}\r\nOpenSandbox-Ingress-To: {0}\r\n", label("box"));
+    assert_eq!(stage.ask("GET /", &twice).await.status, 200);
     for (headers, status) in [
+        // Another program may have read the other one.
+        (&*format!("Host: h\r\nOpenSandbox-Ingress-To: {}\r\nOpenSandbox-Ingress-To: over-1\r\n", label("box")), 400),
+        (&format!("Host: {}.x\r\nOpenSandbox-Ingress-To: \u{e9}\r\n", label("box")), 400),
         ("Host: nothing\r\n", 400),
         ("Host: box-0.example.com\r\n", 400),
         (&format!("Host: box-{port}:28888\r\n"), 400),
@@ -198,6 +213,8 @@ async fn published_ports_are_gone_through_the_agent_with_its_token() {
     let seen = stage.to("box-3000", "X-EXECD-ACCESS-TOKEN: theirs\r\n").await;
     assert_eq!(seen.body.lines().next(), Some("GET /proxy/3000/x"));
     assert_eq!(seen.got("x-execd-access-token"), Some("agent-token"));
+    let seen = stage.ask("OPTIONS *", "Host: h\r\nOpenSandbox-Ingress-To: box-3000\r\n").await;
+    assert_eq!((seen.status, seen.is_ours()), (400, true), "it would become another port");
     let seen = stage.to("box-8080", "X-EXECD-ACCESS-TOKEN: theirs\r\n").await;
     assert_eq!((seen.body.lines().next(), seen.got("x-execd-access-token")), (Some("GET /x"), None));
     // The enforcer is asked with what the client brings, and nobody else is.
