@@ -22,6 +22,7 @@ use crate::error::{ForwardError, InvalidHead};
 use crate::head::{Answer, Asked, Framing, Reader, parse_length};
 use crate::headers::{self, HeaderEdits};
 use crate::pool::Connection;
+use crate::pulse::Beat;
 
 /// This much of a request is collected before it is written, as long as the client has it ready.
 const BATCH: usize = 64 << 10;
@@ -46,6 +47,7 @@ enum Waiting {
 /// A request and the connection that it is sent on.
 pub(crate) struct Exchange {
     pub(crate) connection: Connection,
+    pub(crate) beat: Beat,
     head: Bytes,
     edits: HeaderEdits,
     upload: Option<Upload>,
@@ -119,6 +121,7 @@ impl Exchange {
         let upload = has_body.then(|| Upload { body: body(), framing, held: expects_continue });
         let mut exchange = Self {
             connection,
+            beat: Beat::default(),
             head,
             edits,
             repeatable: parts.method.is_safe() && upload.is_none(),
@@ -313,6 +316,7 @@ impl Exchange {
                     return Poll::Pending;
                 }
                 Poll::Ready(Some(Ok(frame))) => {
+                    self.beat.moved();
                     let wire = &mut self.connection.wire;
                     let ended = match frame.into_data() {
                         Ok(data) => !upload.framing.put(data, |bytes| wire.queue(bytes)),

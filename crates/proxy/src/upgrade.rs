@@ -16,6 +16,7 @@ use crate::error::{ConnectError, ForwardError, InvalidHead};
 use crate::exchange::Exchange;
 use crate::forward::{Lease, answer, respond};
 use crate::headers::{HeaderEdits, connection_names, members};
+use crate::pulse::Beat;
 use crate::tunnel;
 
 /// The protocol that a request asks to change to. HTTP in another version (`h2c`) is not one of them, also not among
@@ -43,10 +44,11 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let Lease { connection, forwarder, active } = lease;
+    let Lease { connection, forwarder, active, pulse } = lease;
     let protocol = requested(request.headers()).cloned();
     let client = hyper::upgrade::on(&mut request);
     let mut exchange = Exchange::new(connection, request, edits, protocol.as_ref());
+    exchange.beat = Beat::of(pulse);
     let head = answer(&forwarder, &mut exchange).await?;
     if head.status != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(respond(head, exchange, &forwarder, active));
@@ -57,9 +59,9 @@ where
     }
 
     let relay = forwarder.drain.enter(Kind::Upgrade).ok_or(ConnectError::Draining)?;
-    let cut = exchange.connection.cut.token.clone();
-    let (stream, first) = exchange.connection.wire.into_parts();
-    forwarder.pool.tasks.spawn(carry(client, (stream, first), cut, relay));
+    let (cut, beat) = (exchange.connection.cut.token.clone(), exchange.beat);
+    let backend = exchange.connection.wire.into_parts();
+    forwarder.pool.tasks.spawn(carry(client, backend, beat, cut, relay));
     let mut response = Response::new(ResponseBody::none(Length::Unsaid));
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
@@ -72,16 +74,17 @@ where
     Ok(response)
 }
 
-/// Everything after the 101, which `first` is the beginning of.
+/// Everything after the 101, of which the backend's connection has the beginning.
 async fn carry(
     client: OnUpgrade,
-    (stream, first): (TcpStream, Bytes),
+    backend: (TcpStream, Bytes),
+    beat: Beat,
     cut: CancellationToken,
     relay: Active,
 ) {
     let both = async {
         let client = client.await.map_err(std::io::Error::other)?;
-        tunnel::run(client, stream, first).await
+        tunnel::run(client, backend, beat).await
     };
     tokio::select! {
         // Either side may hang up at any time; that is the normal end.

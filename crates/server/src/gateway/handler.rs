@@ -12,7 +12,7 @@ use http::header::{CONTENT_TYPE, HOST, SEC_WEBSOCKET_KEY};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use sandglass_ingress::{Denied, Door, Moment, PathRoute, Presented, Proof, Route, RouteError};
-use sandglass_proxy::requested_upgrade;
+use sandglass_proxy::{Pulse, requested_upgrade};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -21,8 +21,8 @@ use super::directory::{Directory, Used};
 use super::edits::{self, INGRESS_TO, OLD_INGRESS_TO};
 use super::refused::{Refused, Upgrade};
 use crate::ingress::{
-    AGENT_PORT, AGENT_TOKEN, Carrier, Need, Park, ROUTE_TOKEN, Reach, SECURE_ACCESS, Target, Wakes, Way,
-    presents, skips_renewal, wants_awake,
+    AGENT_PORT, AGENT_TOKEN, Carrier, Need, Park, ROUTE_TOKEN, Reach, SECURE_ACCESS, Target, USE_LASTS,
+    Wakes, Way, presents, skips_renewal, wants_awake,
 };
 use crate::telemetry::logs::ACCESS_TARGET;
 
@@ -157,7 +157,18 @@ impl Shared {
         let Reach::Addressable(address) = target.reach else { return Err(Refused::NotReady) };
         let application = SocketAddr::new(address, asked.route.port);
         self.note(&asked, &target, application, &request);
-        self.carry((&asked, &uri), &target, (application, upgrade), request).await
+        let counts = !skips_renewal(request.headers()) && self.directory.counts(target.renews);
+        let pulse = counts.then(|| self.pulse(&asked, target.renews));
+        self.carry((&asked, &uri), &target, (application, upgrade, pulse), request).await
+    }
+
+    /// Use that lasts, such as a terminal's.
+    fn pulse(&self, asked: &Asked<'_>, renews: bool) -> Pulse {
+        let (directory, port) = (self.directory.clone(), asked.route.port);
+        let (id, path) = (asked.route.id.clone(), asked.rest.map(str::to_owned));
+        Pulse::new(USE_LASTS, move || {
+            directory.told(Used { id: &id, port, path: path.as_deref(), renews });
+        })
     }
 
     fn read<'u>(&self, uri: &'u Uri, headers: &HeaderMap) -> Result<Asked<'u>, Refused> {
@@ -247,7 +258,7 @@ impl Shared {
         &self,
         (asked, uri): (&Asked<'_>, &Uri),
         target: &Target,
-        (application, upgrade): (SocketAddr, Upgrade),
+        (application, upgrade, pulse): (SocketAddr, Upgrade, Option<Pulse>),
         request: Request,
     ) -> Result<Response, Refused> {
         let need = if upgrade == Upgrade::Asked { Need::Own } else { Need::Shared };
@@ -257,7 +268,7 @@ impl Shared {
         let edits = edits::request(&request, target, (application, way), asked.by);
         let path = asked.rest.unwrap_or(uri.path());
         let to = passed_on(path, uri.query(), (way, application.port()))?;
-        let mut response = ride.exchange(request, to, edits).await.map_err(failed)?;
+        let mut response = ride.exchange(request, to, edits, pulse).await.map_err(failed)?;
         edits::response(response.headers_mut());
         Ok(response.map(Body::new))
     }

@@ -12,9 +12,7 @@ use super::carrier::Way;
 use super::endpoints::without_scheme;
 use super::lookup::Target;
 use super::route::Route;
-use super::{
-    ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, EGRESS_TOKEN, ROUTE_TOKEN, SECURE_ACCESS,
-};
+use super::{ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, EGRESS_TOKEN, ROUTE_TOKEN, SECURE_ACCESS};
 use crate::listener::Scheme;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");

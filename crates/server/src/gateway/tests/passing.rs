@@ -24,7 +24,10 @@ async fn routes_stand_in_a_header_or_in_the_host_name() {
         );
     }
     for (headers, host) in [
-        (format!("Host: {}.Example.com:28888\r\n", label("box")), format!("{}.Example.com:28888", label("box"))),
+        (
+            format!("Host: {}.Example.com:28888\r\n", label("box")),
+            format!("{}.Example.com:28888", label("box")),
+        ),
         // Only a name in which the route stands is the program's own.
         (format!("Host: gw\r\nOpenSandbox-Ingress-To: {}\r\n", label("box")), format!("127.78.0.1:{port}")),
     ] {
@@ -33,11 +36,18 @@ async fn routes_stand_in_a_header_or_in_the_host_name() {
         let forwarded = headers.split(['\r', ' ']).nth(1);
         assert_eq!((seen.got("x-forwarded-host"), seen.got("x-forwarded-proto")), (forwarded, Some("http")));
     }
-    let twice = format!("Host: h\r\nOpenSandbox-Ingress-To: {0}\r\nOpenSandbox-Ingress-To: {0}\r\n", label("box"));
+    let twice =
+        format!("Host: h\r\nOpenSandbox-Ingress-To: {0}\r\nOpenSandbox-Ingress-To: {0}\r\n", label("box"));
     assert_eq!(stage.ask("GET /", &twice).await.status, 200);
     for (headers, status) in [
         // Another program may have read the other one.
-        (&*format!("Host: h\r\nOpenSandbox-Ingress-To: {}\r\nOpenSandbox-Ingress-To: over-1\r\n", label("box")), 400),
+        (
+            &*format!(
+                "Host: h\r\nOpenSandbox-Ingress-To: {}\r\nOpenSandbox-Ingress-To: over-1\r\n",
+                label("box")
+            ),
+            400,
+        ),
         (&format!("Host: {}.x\r\nOpenSandbox-Ingress-To: \u{e9}\r\n", label("box")), 400),
         ("Host: nothing\r\n", 400),
         ("Host: box-0.example.com\r\n", 400),
@@ -194,6 +204,22 @@ async fn websockets_are_tunnelled_and_their_refusals_relayed() {
     stream.read_exact(&mut frame).await.unwrap();
     assert_eq!(&frame, b"\x81\x05hello");
 
+    assert_eq!(stage.known.used.lock().unwrap().len(), 1);
+    stage.known.change("box", |target| target.renews = true);
+    for (headers, lasts) in [("OpenSandbox-Access-Renew: skip\r\n", false), ("", true)] {
+        stage.known.used.lock().unwrap().clear();
+        let asks = format!("Host: box-{port}.x\r\nX-Custom: hello\r\n{headers}");
+        let (_, mut stream) = upgrade(stage.gateway, &asks).await;
+        stream.read_exact(&mut frame).await.unwrap();
+        let mut rest = Vec::new();
+        stream.write_all(b"\x88\x80\0\0\0\0").await.unwrap();
+        let _ = stream.read_to_end(&mut rest).await;
+        let used = stage.known.used.lock().unwrap().clone();
+        assert!(
+            (used.len() > 1) == lasts && used.iter().all(|(id, at, _)| id == "box" && *at == port),
+            "{used:?}"
+        );
+    }
     let (head, _) = upgrade(stage.gateway, &format!("Host: box-{}.x\r\n", stage.port)).await;
     assert!(head.starts_with("HTTP/1.1 200"), "the program's own answer: {head}");
     for (host, status) in [("box-1.x", 503), ("unknown-80.x", 404), ("paused-1.x", 503), ("guarded-1.x", 401)]
@@ -221,7 +247,10 @@ async fn published_ports_are_gone_through_the_agent_with_its_token() {
     let enforced = crate::ingress::Mapped { egress: Some(stage.port), ..published };
     stage.known.change("box", |target| target.mapped = Some(enforced));
     let seen = stage.to("box-18080", "OPENSANDBOX-EGRESS-AUTH: egress\r\n").await;
-    assert_eq!((seen.body.lines().next(), seen.got("opensandbox-egress-auth")), (Some("GET /x"), Some("egress")));
+    assert_eq!(
+        (seen.body.lines().next(), seen.got("opensandbox-egress-auth")),
+        (Some("GET /x"), Some("egress"))
+    );
     // The agent itself is asked with what the client brings.
     let seen = stage.to("box-44772", "X-EXECD-ACCESS-TOKEN: theirs\r\n").await;
     assert_eq!(
