@@ -11,6 +11,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt;
 use tokio::{
     io::AsyncReadExt,
     net::TcpStream,
@@ -38,6 +39,11 @@ const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(5);
 /// A silent peer is asked whether it is still there, and given up when it does not say so.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(20);
+/// A client that the network has lost is asked after this silence, and given up after as much again.
+const GONE_AFTER: Duration = Duration::from_secs(60);
+const PROBES: u32 = 4;
+/// How long a connection may be open before its first request begins. Browsers open some that they do not need, for less than that.
+const UNUSED: Duration = Duration::from_secs(60);
 
 /// A connection that was accepted.
 pub(super) struct Accepted {
@@ -59,8 +65,7 @@ pub(super) type Ended = Box<dyn std::error::Error + Send + Sync>;
 /// Serves it to its end, or until it is an upgraded one.
 pub(super) async fn serve(shared: Arc<Shared>, accepted: Accepted) -> Result<(), Ended> {
     let Accepted { stream, peer, open } = accepted;
-    // Small frames (events, keystrokes) must not wait for an acknowledgement.
-    let _ = stream.set_nodelay(true);
+    settle(&stream);
     let Some((stream, begun)) = first_bytes(&shared, stream).await? else { return Ok(()) };
     let scheme = if matches!(stream, Stream::Tls(_)) { Scheme::Https } else { Scheme::Http };
     let limits = &shared.serving.limits;
@@ -71,6 +76,17 @@ pub(super) async fn serve(shared: Arc<Shared>, accepted: Accepted) -> Result<(),
     }
     let wire = Wire::new((stream, begun), Inspector::new(limits), gate.clone(), limits, open);
     connection.serve_1(TokioIo::new(wire), gate).await
+}
+
+/// What every connection needs of its socket. One that refuses is served without.
+fn settle(stream: &TcpStream) {
+    // Small frames (events, keystrokes) must not wait for an acknowledgement.
+    let _ = stream.set_nodelay(true);
+    // A client whose machine is gone says nothing, as one does that waits for the next event for days.
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, GONE_AFTER);
+    let _ = sockopt::set_tcp_keepintvl(stream, GONE_AFTER / PROBES);
+    let _ = sockopt::set_tcp_keepcnt(stream, PROBES);
 }
 
 /// Whatever lies on top of TCP, and enough bytes to tell the version by. `None` when nothing comes.
@@ -84,7 +100,7 @@ async fn first_bytes(shared: &Shared, stream: TcpStream) -> Result<Option<(Strea
     };
     let mut begun = BytesMut::with_capacity(512);
     let first = tokio::select! {
-        read = timeout(limits.keep_alive + KEEP_ALIVE_MARGIN, stream.read_buf(&mut begun)) => read??,
+        read = timeout(UNUSED.min(limits.keep_alive), stream.read_buf(&mut begun)) => read??,
         () = shared.stop.cancelled() => 0,
     };
     if first == 0 {
@@ -207,5 +223,24 @@ impl Connection {
             Ok(response) => response,
             Err(never) => match never {},
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn clients_that_are_gone_are_found_out() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (stream, _) = accepted.unwrap();
+        settle(&stream);
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&stream).unwrap(), Duration::from_secs(60));
+        assert_eq!(sockopt::tcp_keepintvl(&stream).unwrap(), Duration::from_secs(15));
+        assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), 4);
+        drop(client);
     }
 }
