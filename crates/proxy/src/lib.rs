@@ -29,6 +29,7 @@ pub use forward::{Forwarder, Lease};
 pub use headers::HeaderEdits;
 pub use limits::Limits;
 pub use pulse::Pulse;
+pub use tunnel::{Duplex, Reclaim, Reclaimed, Socket};
 pub use upgrade::requested as requested_upgrade;
 
 /// Errors of bodies that come from elsewhere.

@@ -3,6 +3,7 @@
 //! Invariants: a side that ends is told to the other, and the other direction goes on; a tunnel in which nothing moves holds no buffer.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -12,6 +13,7 @@ use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
 
 use crate::pulse::Beat;
 
@@ -22,13 +24,68 @@ thread_local! {
     static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; AT_ONCE].into_boxed_slice());
 }
 
-/// Copies both ways until both sides have ended, or one fails. `first` goes to the client before anything else.
-pub(crate) async fn run(client: Upgraded, backend: (TcpStream, Bytes), beat: Beat) -> io::Result<()> {
-    // Nearly always a plain socket, which is read without the detour.
-    match client.downcast::<TokioIo<TcpStream>>() {
-        Ok(parts) => both((parts.io.into_inner(), parts.read_buf), backend, beat).await,
-        Err(client) => both((TokioIo::new(client), Bytes::new()), backend, beat).await,
+/// Takes a connection back from the HTTP library, which reads and writes it with detours. Whoever listens puts it into the extensions of
+/// requests. The connection is returned as it was if it is of another kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Reclaim(pub fn(Upgraded) -> Result<Reclaimed, Upgraded>);
+
+/// A client's connection without HTTP.
+pub struct Reclaimed {
+    pub socket: Socket,
+    /// Read from it before.
+    pub read: Bytes,
+    /// Ends the tunnel.
+    pub cut: CancellationToken,
+    /// Dropped with the connection.
+    pub open: Box<dyn Send>,
+}
+
+/// What bytes come from.
+pub enum Socket {
+    Tcp(TcpStream),
+    /// Such as TLS.
+    Other(Box<dyn Duplex>),
+}
+
+/// Both ways of a connection.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
+
+impl fmt::Debug for Reclaimed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reclaimed").field("read", &self.read.len()).finish_non_exhaustive()
     }
+}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if matches!(self, Self::Tcp(_)) { "Tcp" } else { "Other" })
+    }
+}
+
+/// Copies both ways until both sides have ended, or one fails. What was read before goes first.
+pub(crate) async fn run(
+    client: Upgraded,
+    reclaim: Option<Reclaim>,
+    backend: (TcpStream, Bytes),
+    beat: Beat,
+) -> io::Result<()> {
+    let reclaimed = match reclaim {
+        Some(Reclaim(reclaim)) => reclaim(client),
+        None => Err(client),
+    };
+    let Reclaimed { socket, read, cut, open: _open } = match reclaimed {
+        Ok(reclaimed) => reclaimed,
+        Err(client) => return both((TokioIo::new(client), Bytes::new()), backend, beat).await,
+    };
+    let copied = async {
+        match socket {
+            Socket::Tcp(stream) => both((stream, read), backend, beat).await,
+            Socket::Other(stream) => both((stream, read), backend, beat).await,
+        }
+    };
+    cut.run_until_cancelled(copied).await.unwrap_or_else(|| Err(io::ErrorKind::ConnectionAborted.into()))
 }
 
 async fn both<C>(

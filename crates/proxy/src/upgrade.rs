@@ -17,7 +17,7 @@ use crate::exchange::Exchange;
 use crate::forward::{Lease, answer, respond};
 use crate::headers::{HeaderEdits, connection_names, members};
 use crate::pulse::Beat;
-use crate::tunnel;
+use crate::tunnel::{self, Reclaim};
 
 /// The protocol that a request asks to change to. HTTP in another version (`h2c`) is not one of them, also not among
 /// others: the client is answered in HTTP/1.1, as it has to expect, instead of getting a tunnel on which no rule for headers
@@ -46,7 +46,8 @@ where
 {
     let Lease { connection, forwarder, active, pulse } = lease;
     let protocol = requested(request.headers()).cloned();
-    let client = hyper::upgrade::on(&mut request);
+    let reclaim = request.extensions().get::<Reclaim>().copied();
+    let client = (hyper::upgrade::on(&mut request), reclaim);
     let mut exchange = Exchange::new(connection, request, edits, protocol.as_ref());
     exchange.beat = Beat::of(pulse);
     let head = answer(&forwarder, &mut exchange).await?;
@@ -76,7 +77,7 @@ where
 
 /// Everything after the 101, of which the backend's connection has the beginning.
 async fn carry(
-    client: OnUpgrade,
+    (client, reclaim): (OnUpgrade, Option<Reclaim>),
     backend: (TcpStream, Bytes),
     beat: Beat,
     cut: CancellationToken,
@@ -84,7 +85,7 @@ async fn carry(
 ) {
     let both = async {
         let client = client.await.map_err(std::io::Error::other)?;
-        tunnel::run(client, backend, beat).await
+        tunnel::run(client, reclaim, backend, beat).await
     };
     tokio::select! {
         // Either side may hang up at any time; that is the normal end.

@@ -9,9 +9,11 @@ use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
     service::service_fn,
+    upgrade::Upgraded,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt;
+use sandglass_proxy::{Reclaim, Reclaimed};
 use tokio::{
     io::AsyncReadExt,
     net::TcpStream,
@@ -115,6 +117,11 @@ async fn first_bytes(shared: &Shared, stream: TcpStream) -> Result<Option<(Strea
     Ok(Some((stream, begun)))
 }
 
+/// For tunnels, which read and write the connection itself.
+fn reclaim(upgraded: Upgraded) -> Result<Reclaimed, Upgraded> {
+    upgraded.downcast::<TokioIo<Wire>>().map(|parts| parts.io.into_inner().reclaim(parts.read_buf))
+}
+
 #[derive(Clone)]
 struct Connection {
     shared: Arc<Shared>,
@@ -150,7 +157,10 @@ impl Connection {
         }
         let asks_for_upgrade =
             request.version() == Version::HTTP_11 && request.headers().contains_key(header::UPGRADE);
-        let (request, progress) = Upload::of(request, self.shared.serving.limits.body_silence);
+        let (mut request, progress) = Upload::of(request, self.shared.serving.limits.body_silence);
+        if asks_for_upgrade {
+            request.extensions_mut().insert(Reclaim(reclaim));
+        }
         let mut response = self.route(request.map(Body::new)).await;
         progress.answered();
         let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -228,11 +238,16 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
+    use axum::{Router, extract::Request as Asked, response::IntoResponse};
+    use sandglass_proxy::Socket;
+    use tokio::{io::AsyncWriteExt, net::TcpListener, sync::mpsc};
+
     use super::*;
+    use crate::listener::{Limits, accept};
 
     #[tokio::test]
     async fn clients_that_are_gone_are_found_out() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
         let (stream, _) = accepted.unwrap();
@@ -242,5 +257,39 @@ mod tests {
         assert_eq!(sockopt::tcp_keepintvl(&stream).unwrap(), Duration::from_secs(15));
         assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), 4);
         drop(client);
+    }
+
+    #[tokio::test]
+    async fn an_upgraded_connection_is_given_back_with_all_that_was_read() {
+        let (given, mut reclaimed) = mpsc::unbounded_channel();
+        let upgrade = move |mut request: Asked| {
+            let reclaim = *request.extensions().get::<Reclaim>().unwrap();
+            let (upgraded, given) = (hyper::upgrade::on(&mut request), given.clone());
+            tokio::spawn(async move { given.send(reclaim.0(upgraded.await.unwrap())).ok() });
+            let agreed = [(header::CONNECTION, "upgrade"), (header::UPGRADE, "x")];
+            std::future::ready((StatusCode::SWITCHING_PROTOCOLS, agreed))
+        };
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let serving = Serving {
+            router: Router::new().fallback(upgrade),
+            refuse: |_| StatusCode::BAD_REQUEST.into_response(),
+            transport: Transport::Plain,
+            limits: Limits { drain: Duration::from_millis(50), ..Limits::default() },
+        };
+        let stop = CancellationToken::new();
+        let serving = accept::spawn(socket, serving, stop.clone()).unwrap();
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let asks = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nearly";
+        client.write_all(asks).await.unwrap();
+        let reclaimed = reclaimed.recv().await.unwrap().expect("it is of our own kind");
+        assert!(matches!(reclaimed.socket, Socket::Tcp(_)), "the socket itself");
+        assert_eq!(&*reclaimed.read, b"early");
+        // It counts as open until it is dropped.
+        stop.cancel();
+        reclaimed.cut.cancelled().await;
+        assert!(!serving.is_finished());
+        drop(reclaimed);
+        serving.await.unwrap();
     }
 }

@@ -282,3 +282,41 @@ trait AwaitAfter: Future + Sized {
 }
 
 impl<F: Future> AwaitAfter for F {}
+
+#[tokio::test]
+async fn a_tunnel_has_what_was_sent_early_and_ends_with_the_gateway() {
+    let stage = Stage::new(10, RouteFrom::HeaderOrHost).await;
+    let echo = TcpListener::bind("127.78.0.10:0").await.unwrap();
+    let port = echo.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (mut stream, _) = echo.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        let agreed =
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\nhello ";
+        stream.write_all(agreed).await.unwrap();
+        let (mut from, mut to) = stream.split();
+        let _ = tokio::io::copy(&mut from, &mut to).await;
+    });
+    let mut client = TcpStream::connect(stage.gateway).await.unwrap();
+    let asks =
+        format!("GET / HTTP/1.1\r\nHost: box-{port}.x\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\nearly");
+    client.write_all(asks.as_bytes()).await.unwrap();
+    let mut got = Vec::new();
+    while !got.ends_with(b"hello early") {
+        assert_ne!(client.read_buf(&mut got).await.unwrap(), 0, "{}", got.escape_ascii());
+    }
+    let big: Vec<u8> = (0..4 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
+    let (mut from, mut to) = client.split();
+    let mut back = vec![0; big.len()];
+    let (sent, read) = tokio::join!(to.write_all(&big), from.read_exact(&mut back));
+    assert!(sent.is_ok() && read.is_ok() && back == big);
+
+    stage.stop.cancel();
+    stage.door.close(Duration::from_millis(50)).await;
+    let mut rest = Vec::new();
+    let _ = client.read_to_end(&mut rest).await;
+    assert!(rest.is_empty(), "it is cut");
+}
