@@ -137,8 +137,9 @@ def use(scene, sandbox, mode):
     assert answer.text.splitlines()[0] == "GET /a%2Fb//c?q=%20"
     assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
     assert answer.headers["reverse-proxy-server-powerby"] == "OpenSandbox-ingress"
-    bare = {"endpoint": endpoint["endpoint"], "headers": {name: value for name, value in endpoint.get("headers", {}).items() if name == "OpenSandbox-Ingress-To"}}
-    assert set(endpoint["headers"]) - set(bare["headers"]) == {"X-Sandglass-Access"}
+    route = {name: value for name, value in endpoint["headers"].items() if name == "OpenSandbox-Ingress-To"}
+    bare = {"endpoint": endpoint["endpoint"], "headers": route}
+    assert set(endpoint["headers"]) - set(route) == {"X-Sandglass-Access"}
     for shown, status in ({}, 401), ({"X-Sandglass-Access": "wrong"}, 401), (endpoint["headers"], 200):
         assert scene.get(bare, headers=shown).status_code == status, shown
     assert endpoint["headers"]["X-Sandglass-Access"] not in answer.text
@@ -193,7 +194,10 @@ def test_host_names_and_signed_routes(signature):
             assert "OpenSandbox-Secure-Access" not in signed.get("headers", {})
             label = signed["endpoint"].removesuffix(".sandbox.example")
             assert len(label) <= 63
-            assert scene.get(signed, "/x").text.startswith("GET /x\n")
+            told = scene.get(signed, "/x").text.lower()
+            assert told.startswith("get /x\n")
+            # The name is the program's own; it compares it with the origin of its pages.
+            assert f"\nhost: {signed['endpoint']}\n" in told and f"\nx-forwarded-host: {signed['endpoint']}\n" in told
             assert scene.get(signed, headers={"OpenSandbox-Secure-Access": ""}).status_code == 401
             last = label[-2]
             forged = label[:-2] + ("0" if last != "0" else "1") + label[-1]
