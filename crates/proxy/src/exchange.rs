@@ -56,6 +56,8 @@ pub(crate) struct Exchange {
     upgrade: bool,
     /// Nothing is lost when it is sent again.
     repeatable: bool,
+    /// It has a body that a simple program does not read, and takes for its next request.
+    surprising: bool,
     touched: bool,
     waiting: Waiting,
     moved: Instant,
@@ -125,6 +127,7 @@ impl Exchange {
             head,
             edits,
             repeatable: parts.method.is_safe() && upload.is_none(),
+            surprising: upload.is_some() && !expects_body(&parts.method),
             upload,
             to_head: parts.method == Method::HEAD,
             upgrade: upgrade.is_some(),
@@ -160,6 +163,11 @@ impl Exchange {
     /// Whether the answer has no body whatever its head says.
     pub(crate) fn is_to_head(&self) -> bool {
         self.to_head
+    }
+
+    /// Whether the backend is sure to know where the request ended.
+    pub(crate) fn may_be_followed(&self) -> bool {
+        !self.surprising
     }
 
     /// Headers of the answer that are not passed on.
@@ -420,6 +428,11 @@ fn finish_upload(
         queue(end.freeze());
     }
     true
+}
+
+/// Methods whose bodies every program reads that knows them.
+fn expects_body(method: &Method) -> bool {
+    !matches!(*method, Method::GET | Method::HEAD | Method::DELETE | Method::OPTIONS | Method::TRACE)
 }
 
 fn expects_continue(headers: &HeaderMap) -> bool {

@@ -148,11 +148,12 @@ pub(crate) fn respond(
         || head.status.is_informational()
         || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     let length = if bodiless { Length::Unsaid } else { Length::OfBody };
+    let keeps = head.keeps && exchange.may_be_followed();
     let source = Source {
         exchange,
         pool: Arc::clone(&forwarder.pool),
         active,
-        keeps: head.keeps,
+        keeps,
         patience: forwarder.limits.response_head,
     };
     let mut response = Response::new(ResponseBody::new(source, head.framing, length));

@@ -157,3 +157,38 @@ async fn a_connection_is_used_again_only_after_a_whole_exchange() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_body_that_a_program_does_not_expect_is_nobodys_next_request() {
+    // Reads heads and nothing else, as simple programs do that answer to GET.
+    let (target, connections) = backend(|mut stream| async move {
+        let mut unread = Vec::new();
+        loop {
+            while let Some(end) = unread.windows(4).position(|four| four == b"\r\n\r\n") {
+                let head: Vec<u8> = unread.drain(..end + 4).collect();
+                let line = String::from_utf8_lossy(&head).lines().next().unwrap_or_default().to_owned();
+                let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{line}", line.len());
+                if stream.write_all(answer.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+            if stream.read_buf(&mut unread).await.unwrap_or(0) == 0 {
+                return;
+            }
+        }
+    })
+    .await;
+    let front = front(&Forwarder::new(Limits::default()), target).await;
+    for method in ["GET", "DELETE", "OPTIONS"] {
+        let body = "GET /stolen HTTP/1.1\r\nx: ";
+        let asks = format!(
+            "{method} /odd HTTP/1.1\r\nhost: f\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = talk(front, asks.as_bytes()).await;
+        assert!(answer.ends_with(&format!("{method} /odd HTTP/1.1")), "{answer}");
+        let answer = get(front, "/mine").await;
+        assert!(answer.ends_with("GET /mine HTTP/1.1"), "{answer}");
+    }
+    assert!(connections.load(Ordering::SeqCst) > 1);
+}
