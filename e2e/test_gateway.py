@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -136,6 +137,12 @@ def use(scene, sandbox, mode):
     assert answer.text.splitlines()[0] == "GET /a%2Fb//c?q=%20"
     assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
     assert answer.headers["reverse-proxy-server-powerby"] == "OpenSandbox-ingress"
+    route = {name: value for name, value in endpoint["headers"].items() if name == "OpenSandbox-Ingress-To"}
+    bare = {"endpoint": endpoint["endpoint"], "headers": route}
+    assert set(endpoint["headers"]) - set(route) == {"X-Sandglass-Access"}
+    for shown, status in ({}, 401), ({"X-Sandglass-Access": "wrong"}, 401), (endpoint["headers"], 200):
+        assert scene.get(bare, headers=shown).status_code == status, shown
+    assert endpoint["headers"]["X-Sandglass-Access"] not in answer.text
     assert "Bearer mine" in answer.text and scene.stack.key not in answer.text and "ingress-to" not in answer.text.lower()
 
 
@@ -187,7 +194,10 @@ def test_host_names_and_signed_routes(signature):
             assert "OpenSandbox-Secure-Access" not in signed.get("headers", {})
             label = signed["endpoint"].removesuffix(".sandbox.example")
             assert len(label) <= 63
-            assert scene.get(signed, "/x").text.startswith("GET /x\n")
+            told = scene.get(signed, "/x").text.lower()
+            assert told.startswith("get /x\n")
+            # The name is the program's own; it compares it with the origin of its pages.
+            assert f"\nhost: {signed['endpoint']}\n" in told and f"\nx-forwarded-host: {signed['endpoint']}\n" in told
             assert scene.get(signed, headers={"OpenSandbox-Secure-Access": ""}).status_code == 401
             last = label[-2]
             forged = label[:-2] + ("0" if last != "0" else "1") + label[-1]
@@ -208,6 +218,11 @@ def test_signed_endpoints_of_the_sdk_expire():
         route = {"endpoint": endpoint.endpoint, "headers": dict(endpoint.headers)}
         assert scene.get(route).status_code == 200
         assert wait_for(lambda: scene.get(route).status_code == 401, 30)
+
+
+def lines(endpoint):
+    """The headers of an endpoint, as a raw request has them."""
+    return "".join(f"{name}: {value}\r\n" for name, value in endpoint["headers"].items())
 
 
 def raw(port, request):
@@ -242,8 +257,7 @@ def test_answers_come_as_they_are_made_and_removal_cuts_them():
         port = scene.program(sandbox)
         endpoint = scene.endpoint(sandbox, port)
         with socket.create_connection(("127.0.0.1", scene.port), timeout=60) as connection:
-            route = endpoint["headers"]["OpenSandbox-Ingress-To"]
-            connection.sendall(f"GET /slow=600 HTTP/1.1\r\nHost: h\r\nOpenSandbox-Ingress-To: {route}\r\n\r\n".encode())
+            connection.sendall(f"GET /slow=600 HTTP/1.1\r\nHost: h\r\n{lines(endpoint)}\r\n".encode())
             got = b""
             while b"first" not in got:
                 got += connection.recv(65536)
@@ -308,8 +322,10 @@ def test_use_is_told_to_the_server():
     with embedded("header", flags=("-renew-intent-min-interval", "0")) as scene:
         sandbox = scene.http.post("/v1/sandboxes", json={**BODY, **RENEWS}).json()["id"]
         before = renewed(scene, sandbox)
-        route = {"endpoint": f"127.0.0.1:{scene.port}", "headers": {"OpenSandbox-Ingress-To": f"{sandbox}-44772"}}
-        assert wait_for(lambda: scene.get(route, headers={"OpenSandbox-Access-Renew": "skip"}).status_code < 500, 20)
+        route = scene.endpoint(SimpleNamespace(id=sandbox), 44772)
+        refused = {"endpoint": route["endpoint"], "headers": {"OpenSandbox-Ingress-To": f"{sandbox}-44772"}}
+        assert wait_for(lambda: scene.get(route, "/ping", {"OpenSandbox-Access-Renew": "skip"}).status_code == 200, 20)
+        assert scene.get(refused).status_code == 401
         assert renewed(scene, sandbox) == before
         scene.get(route)
         assert wait_for(lambda: renewed(scene, sandbox) > before, 20)
@@ -322,8 +338,9 @@ def test_use_is_told_to_redis():
     try:
         with embedded("uri", flags=flags) as scene:
             sandbox = scene.http.post("/v1/sandboxes", json=BODY).json()["id"]
-            route = {"endpoint": f"127.0.0.1:{scene.port}/{sandbox}/44772"}
-            assert wait_for(lambda: scene.get(route, "/ping").status_code < 500, 20)
+            route = scene.endpoint(SimpleNamespace(id=sandbox), 44772)
+            assert route["endpoint"] == f"127.0.0.1:{scene.port}/{sandbox}/44772"
+            assert wait_for(lambda: scene.get(route, "/ping").status_code == 200, 20)
             for _ in range(8):
                 scene.get(route, "/ping?x")
             assert wait_for(lambda: redis.call("LLEN", "opensandbox:renew:intent") == 5, 20)
@@ -338,9 +355,9 @@ def test_requests_under_way_end_when_the_gateway_is_told_to_stop():
     with embedded("header") as scene:
         sandbox = scene.sandbox()
         port = scene.program(sandbox)
-        route = scene.endpoint(sandbox, port)["headers"]["OpenSandbox-Ingress-To"]
+        endpoint = scene.endpoint(sandbox, port)
         with closing(socket.create_connection(("127.0.0.1", scene.port), timeout=60)) as connection:
-            connection.sendall(f"GET /slow=2 HTTP/1.1\r\nHost: h\r\nOpenSandbox-Ingress-To: {route}\r\n\r\n".encode())
+            connection.sendall(f"GET /slow=2 HTTP/1.1\r\nHost: h\r\n{lines(endpoint)}\r\n".encode())
             got = b""
             while b"first" not in got:
                 got += connection.recv(65536)
@@ -363,3 +380,17 @@ def test_what_does_not_start_says_why():
             assert gateway.process.wait(60) != 0
             assert word in gateway.log.read_text(), gateway.log.read_text()
         assert INGRESS_KEY not in scene.stack.log.read_text()
+
+
+def test_a_gateway_is_open_only_where_it_is_configured_so():
+    with embedded("uri", open_gateway=True) as scene:
+        sandbox = scene.sandbox()
+        port = scene.program(sandbox)
+        endpoint = scene.endpoint(sandbox, port)
+        assert "headers" not in endpoint or "X-Sandglass-Access" not in endpoint["headers"]
+        assert scene.get({"endpoint": endpoint["endpoint"]}).status_code == 200
+        guarded = scene.sandbox(secure_access=True)
+        port = scene.program(guarded)
+        endpoint = scene.endpoint(guarded, port)
+        assert scene.get({"endpoint": endpoint["endpoint"]}).status_code == 401
+        assert scene.get(endpoint).status_code == 200

@@ -124,13 +124,17 @@ class GatewayStage(Stage):
         return answer.status == 200
 
     def by_header(self):
-        return Way("header", ("127.0.0.1", self.inner), "", [("OpenSandbox-Ingress-To", f"{self.box}-{DATA}")], ("gateway",))
+        return Way("header", ("127.0.0.1", self.inner), "", self.endpoint(DATA)[2], ("gateway",))
+
+    def token(self):
+        """What opens the sandbox, whichever way its route is written."""
+        return [(name, value) for name, value in self.endpoint(DATA)[2] if name != "OpenSandbox-Ingress-To"]
 
     def by_host_name(self):
-        return Way("host name", ("127.0.0.1", self.inner), "", [], ("gateway",), name_of_host=f"{self.box}-{DATA}.sandbox.example")
+        return Way("host name", ("127.0.0.1", self.inner), "", self.token(), ("gateway",), name_of_host=f"{self.box}-{DATA}.sandbox.example")
 
     def by_path(self):
-        return Way("path", ("127.0.0.1", self.outer), f"/{self.box}/{DATA}", [], ("gateway",))
+        return Way("path", ("127.0.0.1", self.outer), f"/{self.box}/{DATA}", self.token(), ("gateway",))
 
     def close(self):
         super().close()

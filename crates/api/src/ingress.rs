@@ -38,6 +38,12 @@ pub struct IngressSandbox {
     /// What clients have to show, or to have signed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secure_access: Option<String>,
+    /// The same for a sandbox that was created without `secureAccess`; empty when nobody has such a token.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub route_token: String,
+    /// Nothing has to be shown, unless there is `secure_access`.
+    #[serde(default)]
+    pub open: bool,
     /// Whether a request resumes it while it is paused.
     #[serde(default)]
     pub wakes: bool,

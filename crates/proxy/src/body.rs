@@ -143,7 +143,10 @@ impl Streaming {
             match self.decoder.next(&mut wire.unread)? {
                 Piece::More => {}
                 Piece::Trailers(trailers) => return Poll::Ready(Ok(Piece::Trailers(passed(trailers, hide)))),
-                piece => return Poll::Ready(Ok(piece)),
+                piece => {
+                    exchange.beat.moved();
+                    return Poll::Ready(Ok(piece));
+                }
             }
             match ready!(wire.poll_fill(cx)) {
                 Ok(0) if matches!(self.decoder, Decoder::Close) => return Poll::Ready(Ok(Piece::End)),

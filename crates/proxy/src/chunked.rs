@@ -125,7 +125,11 @@ fn size(line: &[u8]) -> Result<u64, InvalidChunk> {
 fn parse_trailers(text: &[u8]) -> Result<HeaderMap, InvalidChunk> {
     let mut fields = [httparse::EMPTY_HEADER; TRAILER_FIELDS];
     let parsed = httparse::parse_headers(text, &mut fields).map_err(|_| InvalidChunk::Trailers)?;
-    let httparse::Status::Complete((_, fields)) = parsed else { return Err(InvalidChunk::Trailers) };
+    let httparse::Status::Complete((read, fields)) = parsed else { return Err(InvalidChunk::Trailers) };
+    if read != text.len() {
+        // A bare LF ended them for one reader and not for the other.
+        return Err(InvalidChunk::Trailers);
+    }
     let mut trailers = HeaderMap::with_capacity(fields.len());
     for field in fields {
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| InvalidChunk::Trailers)?;
@@ -194,6 +198,7 @@ mod tests {
             (b"1\r\nab\r\n", InvalidChunk::End),
             (b"1\r\na\n\r\n", InvalidChunk::End),
             (b"0\r\nbad header\r\n\r\n", InvalidChunk::Trailers),
+            (b"0\r\na: b\n\nHTTP/1.1 200 OK\r\n\r\n", InvalidChunk::Trailers),
             (&long, InvalidChunk::TooLong),
         ];
         for (text, error) in cases {

@@ -44,6 +44,8 @@ pub enum InvalidHead {
     Coding,
     #[error("the protocol was changed and nobody asked for that")]
     Upgrade,
+    #[error("the protocol was changed within the request")]
+    Early,
 }
 
 /// No response head. After the head, failures show as an aborted body.

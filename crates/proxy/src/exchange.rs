@@ -22,6 +22,7 @@ use crate::error::{ForwardError, InvalidHead};
 use crate::head::{Answer, Asked, Framing, Reader, parse_length};
 use crate::headers::{self, HeaderEdits};
 use crate::pool::Connection;
+use crate::pulse::Beat;
 
 /// This much of a request is collected before it is written, as long as the client has it ready.
 const BATCH: usize = 64 << 10;
@@ -46,6 +47,7 @@ enum Waiting {
 /// A request and the connection that it is sent on.
 pub(crate) struct Exchange {
     pub(crate) connection: Connection,
+    pub(crate) beat: Beat,
     head: Bytes,
     edits: HeaderEdits,
     upload: Option<Upload>,
@@ -54,6 +56,8 @@ pub(crate) struct Exchange {
     upgrade: bool,
     /// Nothing is lost when it is sent again.
     repeatable: bool,
+    /// It has a body that a simple program does not read, and takes for its next request.
+    surprising: bool,
     touched: bool,
     waiting: Waiting,
     moved: Instant,
@@ -112,15 +116,18 @@ impl Exchange {
             framing,
             upgrade,
             expects_continue,
+            takes_trailers: parts.version >= Version::HTTP_11 && headers::takes_trailers(&parts.headers),
         };
         let head = asked.encode();
         let body = || body.map_err(Into::into).boxed_unsync();
         let upload = has_body.then(|| Upload { body: body(), framing, held: expects_continue });
         let mut exchange = Self {
             connection,
+            beat: Beat::default(),
             head,
             edits,
             repeatable: parts.method.is_safe() && upload.is_none(),
+            surprising: upload.is_some() && !expects_body(&parts.method),
             upload,
             to_head: parts.method == Method::HEAD,
             upgrade: upgrade.is_some(),
@@ -156,6 +163,11 @@ impl Exchange {
     /// Whether the answer has no body whatever its head says.
     pub(crate) fn is_to_head(&self) -> bool {
         self.to_head
+    }
+
+    /// Whether the backend is sure to know where the request ended.
+    pub(crate) fn may_be_followed(&self) -> bool {
+        !self.surprising
     }
 
     /// Headers of the answer that are not passed on.
@@ -312,6 +324,7 @@ impl Exchange {
                     return Poll::Pending;
                 }
                 Poll::Ready(Some(Ok(frame))) => {
+                    self.beat.moved();
                     let wire = &mut self.connection.wire;
                     let ended = match frame.into_data() {
                         Ok(data) => !upload.framing.put(data, |bytes| wire.queue(bytes)),
@@ -417,6 +430,11 @@ fn finish_upload(
     true
 }
 
+/// Methods whose bodies every program reads that knows them.
+fn expects_body(method: &Method) -> bool {
+    !matches!(*method, Method::GET | Method::HEAD | Method::DELETE | Method::OPTIONS | Method::TRACE)
+}
+
 fn expects_continue(headers: &HeaderMap) -> bool {
     headers.get(EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
@@ -425,7 +443,9 @@ fn expects_continue(headers: &HeaderMap) -> bool {
 fn framing<B: Body>(headers: &HeaderMap, body: &B) -> Framing {
     let told = headers.get(CONTENT_LENGTH).and_then(|value| parse_length(value.as_bytes()));
     match told.or_else(|| body.size_hint().exact()) {
-        _ if body.is_end_stream() && told.is_none() => Framing::Empty,
+        Some(0) if told.is_some() => Framing::Length(0),
+        // A length that no body comes up to would make the next request on the connection the body of this one.
+        _ if body.is_end_stream() => Framing::Empty,
         Some(length) => Framing::Length(length),
         None => Framing::Chunked,
     }

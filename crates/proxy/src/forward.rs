@@ -19,6 +19,7 @@ use crate::head::Answer;
 use crate::headers::HeaderEdits;
 use crate::limits::Limits;
 use crate::pool::{Connection, Pool};
+use crate::pulse::{Beat, Pulse};
 use crate::upgrade;
 
 /// Forwards requests and owns the connections to backends. Clones share everything.
@@ -35,6 +36,7 @@ pub struct Lease {
     pub(crate) connection: Connection,
     pub(crate) forwarder: Forwarder,
     pub(crate) active: Active,
+    pub(crate) pulse: Option<Pulse>,
 }
 
 impl Forwarder {
@@ -50,14 +52,14 @@ impl Forwarder {
             Some(connection) => connection,
             None => self.pool.dial(target).await?,
         };
-        Ok(Lease { connection, forwarder: self.clone(), active })
+        Ok(Lease { connection, forwarder: self.clone(), active, pulse: None })
     }
 
     /// A connection of its own, for requests that will keep it.
     pub async fn dial(&self, target: SocketAddr) -> Result<Lease, ConnectError> {
         let active = self.drain.enter(Kind::Request).ok_or(ConnectError::Draining)?;
         let connection = self.pool.dial(target).await?;
-        Ok(Lease { connection, forwarder: self.clone(), active })
+        Ok(Lease { connection, forwarder: self.clone(), active, pulse: None })
     }
 
     /// Cuts every connection to this address and forgets it. To be called when the machine behind it is removed, before
@@ -81,6 +83,12 @@ impl Forwarder {
 }
 
 impl Lease {
+    /// Tells somebody for as long as bytes move.
+    #[must_use]
+    pub fn watched(self, pulse: Option<Pulse>) -> Self {
+        Self { pulse, ..self }
+    }
+
     /// Sends the request and returns the answer's head with its body still to come. The request's URI is the origin form
     /// to be sent; its bytes are not changed. `Host` becomes the target unless the edits set it.
     pub async fn forward<B>(
@@ -92,8 +100,9 @@ impl Lease {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let Self { connection, forwarder, active } = self;
+        let Self { connection, forwarder, active, pulse } = self;
         let mut exchange = Exchange::new(connection, request, edits, None);
+        exchange.beat = Beat::of(pulse);
         let head = answer(&forwarder, &mut exchange).await?;
         Ok(respond(head, exchange, &forwarder, active))
     }
@@ -139,11 +148,12 @@ pub(crate) fn respond(
         || head.status.is_informational()
         || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     let length = if bodiless { Length::Unsaid } else { Length::OfBody };
+    let keeps = head.keeps && exchange.may_be_followed();
     let source = Source {
         exchange,
         pool: Arc::clone(&forwarder.pool),
         active,
-        keeps: head.keeps,
+        keeps,
         patience: forwarder.limits.response_head,
     };
     let mut response = Response::new(ResponseBody::new(source, head.framing, length));

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use hyper::ext::ReasonPhrase;
 
@@ -20,6 +20,8 @@ const HEAD_MOST: usize = 256 << 10;
 const FIELDS: usize = 64;
 /// More fields than this are refused.
 const FIELDS_MOST: usize = 1024;
+/// Bytes of empty lines before an answer: what some programs leave behind their last one.
+const EMPTY_MOST: usize = 16;
 
 /// How the body of a message ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) framing: Framing,
     pub(crate) upgrade: Option<&'a HeaderValue>,
     pub(crate) expects_continue: bool,
+    /// The client takes trailers, and so does this hop.
+    pub(crate) takes_trailers: bool,
 }
 
 impl Asked<'_> {
@@ -61,9 +65,17 @@ impl Asked<'_> {
         for (name, value) in self.edits.set.iter().filter(|(name, _)| *name != HOST) {
             field(&mut out, name, value.as_bytes());
         }
+        match (self.upgrade, self.takes_trailers) {
+            (Some(_), true) => field(&mut out, &CONNECTION, b"upgrade, te"),
+            (Some(_), false) => field(&mut out, &CONNECTION, b"upgrade"),
+            (None, true) => field(&mut out, &CONNECTION, b"te"),
+            (None, false) => {}
+        }
         if let Some(protocol) = self.upgrade {
-            field(&mut out, &CONNECTION, b"upgrade");
             field(&mut out, &UPGRADE, protocol.as_bytes());
+        }
+        if self.takes_trailers {
+            field(&mut out, &TE, b"trailers");
         }
         if self.expects_continue {
             field(&mut out, &EXPECT, b"100-continue");
@@ -121,6 +133,8 @@ pub(crate) struct Answer {
 pub(crate) struct Reader {
     /// How much of the unread bytes has been searched for the head's end.
     searched: usize,
+    /// Bytes of empty lines before the head.
+    empty: usize,
 }
 
 impl Reader {
@@ -131,13 +145,13 @@ impl Reader {
         to_head: bool,
         hide: &[HeaderName],
     ) -> Result<Option<Answer>, InvalidHead> {
+        self.skip_empty(unread)?;
         let whole = ends(unread, self.searched.saturating_sub(3));
         if !whole && !begins_like_http(unread) {
             return Err(InvalidHead::Syntax(httparse::Error::Version));
         }
         if !whole {
-            self.searched = unread.len();
-            return if unread.len() > HEAD_MOST { Err(InvalidHead::TooLarge) } else { Ok(None) };
+            return self.more(unread);
         }
         let mut few = [httparse::EMPTY_HEADER; FIELDS];
         let parsed = match parse(unread, &mut few, to_head, hide) {
@@ -147,19 +161,33 @@ impl Reader {
             parsed => parsed,
         };
         let Some((answer, length)) = parsed? else {
-            self.searched = unread.len();
-            return Ok(None);
+            return self.more(unread);
         };
         unread.advance(length);
-        self.searched = 0;
+        *self = Self::default();
         Ok(Some(answer))
+    }
+
+    fn more(&mut self, unread: &BytesMut) -> Result<Option<Answer>, InvalidHead> {
+        self.searched = unread.len();
+        if unread.len() > HEAD_MOST { Err(InvalidHead::TooLarge) } else { Ok(None) }
+    }
+
+    /// Before anything is searched: lines without end would be searched again with each of them.
+    fn skip_empty(&mut self, unread: &mut BytesMut) -> Result<(), InvalidHead> {
+        if self.searched > 0 {
+            return Ok(());
+        }
+        let empty = unread.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+        unread.advance(empty);
+        self.empty += empty;
+        if self.empty > EMPTY_MOST { Err(InvalidHead::TooLarge) } else { Ok(()) }
     }
 }
 
 /// So that something else than HTTP is told at once, not after a time-out.
 fn begins_like_http(bytes: &[u8]) -> bool {
-    let line = bytes.iter().skip_while(|byte| matches!(byte, b'\r' | b'\n'));
-    line.zip(b"HTTP/1.").all(|(got, wanted)| got == wanted)
+    bytes.iter().zip(b"HTTP/1.").all(|(got, wanted)| got == wanted)
 }
 
 /// Whether an empty line begins at or after `from`.
@@ -191,8 +219,8 @@ fn parse<'b>(
         let name = HeaderName::from_bytes(given.name.as_bytes())
             .map_err(|_| InvalidHead::Syntax(httparse::Error::HeaderName))?;
         let passed = if name == CONTENT_LENGTH {
-            // All of them agree.
-            !seen.coded && !headers.contains_key(CONTENT_LENGTH)
+            // All of them agree. Where there can be no body, a client may wait for one that is announced.
+            !seen.coded && !lengthless(status) && !headers.contains_key(CONTENT_LENGTH)
         } else {
             !headers::belongs_to_hop(&name) && !seen.named.contains(&name) && !hide.contains(&name)
         };
@@ -209,6 +237,11 @@ fn parse<'b>(
     let keeps = seen.keeps && framing != Framing::Close;
     let upgrade = seen.upgrade;
     Ok(Some((Answer { status, headers, extensions, framing, keeps, upgrade }, length)))
+}
+
+/// Whether an answer has no length that could be told.
+fn lengthless(status: StatusCode) -> bool {
+    status.is_informational() || status == StatusCode::NO_CONTENT
 }
 
 fn value(given: &httparse::Header<'_>) -> Result<HeaderValue, InvalidHead> {
@@ -229,9 +262,7 @@ impl Seen {
     fn of(fields: &[httparse::Header<'_>], modern: bool) -> Result<Self, InvalidHead> {
         let is = |field: &httparse::Header<'_>, name: &str| field.name.eq_ignore_ascii_case(name);
         let connection = || fields.iter().filter(|field| is(field, "connection")).map(|field| field.value);
-        let says = |token: &[u8]| {
-            headers::named_by_connection(connection()).any(|name| name.eq_ignore_ascii_case(token))
-        };
+        let says = |token: &[u8]| headers::members(connection()).any(|name| name.eq_ignore_ascii_case(token));
         let mut seen = Self {
             length: None,
             coded: false,

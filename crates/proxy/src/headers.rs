@@ -49,10 +49,8 @@ pub(crate) fn belongs_to_hop(name: &HeaderName) -> bool {
     *name == CONTENT_LENGTH || HOP_BY_HOP.contains(name)
 }
 
-/// The names in `Connection`, as they were written.
-pub(crate) fn named_by_connection<'v>(
-    values: impl Iterator<Item = &'v [u8]>,
-) -> impl Iterator<Item = &'v [u8]> {
+/// The members of a list that may span several fields, as they were written.
+pub(crate) fn members<'v>(values: impl Iterator<Item = &'v [u8]>) -> impl Iterator<Item = &'v [u8]> {
     values
         .flat_map(|value| value.split(|byte| *byte == b','))
         .map(<[u8]>::trim_ascii)
@@ -67,7 +65,7 @@ impl Named {
     pub(crate) fn by<'v>(connection: impl Iterator<Item = &'v [u8]>) -> Self {
         // Nearly always one of these, which then costs nothing.
         const USUAL: [&[u8]; 3] = [b"keep-alive", b"close", b"upgrade"];
-        let names = named_by_connection(connection)
+        let names = members(connection)
             .filter(|name| !USUAL.iter().any(|usual| name.eq_ignore_ascii_case(usual)))
             .filter_map(|name| HeaderName::from_bytes(name).ok());
         Self(names.collect())
@@ -85,7 +83,13 @@ pub(crate) fn connection_of(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> 
 
 /// Whether `Connection` names this token.
 pub(crate) fn connection_names(headers: &HeaderMap, token: &str) -> bool {
-    named_by_connection(connection_of(headers)).any(|name| name.eq_ignore_ascii_case(token.as_bytes()))
+    members(connection_of(headers)).any(|name| name.eq_ignore_ascii_case(token.as_bytes()))
+}
+
+/// Whether whoever sent these takes trailers. Told to the next hop anew, because `TE` belongs to one.
+pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
+    let codings = headers.get_all(TE).iter().map(HeaderValue::as_bytes);
+    members(codings).any(|coding| coding.eq_ignore_ascii_case(b"trailers"))
 }
 
 /// Whether a field may follow a body: nothing that frames, routes or belongs to one hop may.

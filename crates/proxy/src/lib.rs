@@ -16,6 +16,7 @@ mod head;
 mod headers;
 mod limits;
 mod pool;
+mod pulse;
 mod tunnel;
 mod upgrade;
 mod wire;
@@ -27,6 +28,8 @@ pub use error::{BodyError, ConnectError, ForwardError, InvalidHead};
 pub use forward::{Forwarder, Lease};
 pub use headers::HeaderEdits;
 pub use limits::Limits;
+pub use pulse::Pulse;
+pub use tunnel::{Duplex, Reclaim, Reclaimed, Socket};
 pub use upgrade::requested as requested_upgrade;
 
 /// Errors of bodies that come from elsewhere.

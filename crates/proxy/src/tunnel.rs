@@ -3,6 +3,7 @@
 //! Invariants: a side that ends is told to the other, and the other direction goes on; a tunnel in which nothing moves holds no buffer.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -12,6 +13,9 @@ use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::pulse::Beat;
 
 /// Read at once. One such buffer is shared by all tunnels of a thread, because bytes stay in it only until they are written.
 const AT_ONCE: usize = 64 << 10;
@@ -20,23 +24,82 @@ thread_local! {
     static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; AT_ONCE].into_boxed_slice());
 }
 
-/// Copies both ways until both sides have ended, or one fails. `first` goes to the client before anything else.
-pub(crate) async fn run(client: Upgraded, backend: TcpStream, first: Bytes) -> io::Result<()> {
-    // Nearly always a plain socket, which is read without the detour.
-    match client.downcast::<TokioIo<TcpStream>>() {
-        Ok(parts) => both(parts.io.into_inner(), backend, (parts.read_buf, first)).await,
-        Err(client) => both(TokioIo::new(client), backend, (Bytes::new(), first)).await,
+/// Takes a connection back from the HTTP library, which reads and writes it with detours. Whoever listens puts it into the extensions of
+/// requests. The connection is returned as it was if it is of another kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Reclaim(pub fn(Upgraded) -> Result<Reclaimed, Upgraded>);
+
+/// A client's connection without HTTP.
+pub struct Reclaimed {
+    pub socket: Socket,
+    /// Read from it before.
+    pub read: Bytes,
+    /// Ends the tunnel.
+    pub cut: CancellationToken,
+    /// Dropped with the connection.
+    pub open: Box<dyn Send>,
+}
+
+/// What bytes come from.
+pub enum Socket {
+    Tcp(TcpStream),
+    /// Such as TLS.
+    Other(Box<dyn Duplex>),
+}
+
+/// Both ways of a connection.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
+
+impl fmt::Debug for Reclaimed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reclaimed").field("read", &self.read.len()).finish_non_exhaustive()
     }
 }
 
-async fn both<C>(mut client: C, mut backend: TcpStream, read: (Bytes, Bytes)) -> io::Result<()>
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if matches!(self, Self::Tcp(_)) { "Tcp" } else { "Other" })
+    }
+}
+
+/// Copies both ways until both sides have ended, or one fails. What was read before goes first.
+pub(crate) async fn run(
+    client: Upgraded,
+    reclaim: Option<Reclaim>,
+    backend: (TcpStream, Bytes),
+    beat: Beat,
+) -> io::Result<()> {
+    let reclaimed = match reclaim {
+        Some(Reclaim(reclaim)) => reclaim(client),
+        None => Err(client),
+    };
+    let Reclaimed { socket, read, cut, open: _open } = match reclaimed {
+        Ok(reclaimed) => reclaimed,
+        Err(client) => return both((TokioIo::new(client), Bytes::new()), backend, beat).await,
+    };
+    let copied = async {
+        match socket {
+            Socket::Tcp(stream) => both((stream, read), backend, beat).await,
+            Socket::Other(stream) => both((stream, read), backend, beat).await,
+        }
+    };
+    cut.run_until_cancelled(copied).await.unwrap_or_else(|| Err(io::ErrorKind::ConnectionAborted.into()))
+}
+
+async fn both<C>(
+    (mut client, from_client): (C, Bytes),
+    (mut backend, from_backend): (TcpStream, Bytes),
+    mut beat: Beat,
+) -> io::Result<()>
 where
     C: AsyncRead + AsyncWrite + Unpin,
 {
-    let (mut up, mut down) = (Flow::new(read.0), Flow::new(read.1));
+    let (mut up, mut down) = (Flow::new(from_client), Flow::new(from_backend));
     std::future::poll_fn(|cx| {
-        let up = up.poll(cx, &mut client, &mut backend)?;
-        let down = down.poll(cx, &mut backend, &mut client)?;
+        let up = up.poll(cx, (&mut client, &mut backend), &mut beat)?;
+        let down = down.poll(cx, (&mut backend, &mut client), &mut beat)?;
         if up.is_ready() && down.is_ready() { Poll::Ready(Ok(())) } else { Poll::Pending }
     })
     .await
@@ -62,7 +125,12 @@ impl Flow {
         Self { left, state: State::Written }
     }
 
-    fn poll<F, T>(&mut self, cx: &mut Context<'_>, from: &mut F, to: &mut T) -> Poll<io::Result<()>>
+    fn poll<F, T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        (from, to): (&mut F, &mut T),
+        beat: &mut Beat,
+    ) -> Poll<io::Result<()>>
     where
         F: AsyncRead + Unpin,
         T: AsyncWrite + Unpin,
@@ -85,7 +153,9 @@ impl Flow {
                     self.state = State::Over;
                 }
                 State::Open | State::Written => {
-                    if self.poll_move(cx, from, to)?.is_pending() {
+                    if self.poll_move(cx, from, to)?.is_ready() {
+                        beat.moved();
+                    } else {
                         // Nothing more to come for now, so what is there has to go out.
                         if self.state == State::Written {
                             ready!(Pin::new(&mut *to).poll_flush(cx))?;
@@ -141,7 +211,11 @@ mod tests {
     #[tokio::test]
     async fn what_one_side_sends_the_other_gets_after_its_end_too() {
         let ((mut client, inner), (mut backend, outer)) = (pair().await, pair().await);
-        let tunnel = tokio::spawn(both(inner, outer, (Bytes::from_static(b"a"), Bytes::from_static(b"b"))));
+        let tunnel = tokio::spawn(both(
+            (inner, Bytes::from_static(b"a")),
+            (outer, Bytes::from_static(b"b")),
+            Beat::default(),
+        ));
         // More than the sockets hold, so that the tunnel has to wait for both.
         let big: Vec<u8> = (0..20 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
         let sent = big.clone();
@@ -164,7 +238,7 @@ mod tests {
     #[tokio::test]
     async fn a_side_that_is_gone_ends_it() {
         let ((client, inner), (backend, outer)) = (pair().await, pair().await);
-        let tunnel = tokio::spawn(both(inner, outer, (Bytes::new(), Bytes::new())));
+        let tunnel = tokio::spawn(both((inner, Bytes::new()), (outer, Bytes::new()), Beat::default()));
         drop((client, backend));
         let _ = tunnel.await.unwrap();
     }

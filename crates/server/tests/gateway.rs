@@ -25,6 +25,7 @@ fn config(route: RouteMode, signature: Option<SignatureChoice>) -> Config {
             secure_access: signature.map(|signature| SecureAccessConfig { active_key: 'k', keys, signature }),
             listen: None,
             key: Some(Secret::new("of-gateways")),
+            open_gateway: false,
         },
         ..Config::default()
     }
@@ -87,6 +88,8 @@ async fn gateways_are_told_what_there_is_and_what_changes() {
     assert_eq!((&first["kind"], &first["sandbox"]["state"]), (&json!("put"), &json!("up")));
     assert_eq!(first["sandbox"]["wakes"], false);
     assert!(first["sandbox"]["address"].is_string() && first["sandbox"]["secureAccess"].is_null());
+    assert!(first["sandbox"]["routeToken"].as_str().unwrap().len() > 20);
+    assert_eq!((&first["sandbox"]["open"], &second["sandbox"]["routeToken"]), (&json!(false), &Value::Null));
     assert_eq!((&second["sandbox"]["id"], &second["sandbox"]["wakes"]), (&json!(guarded), &json!(true)));
     assert!(second["sandbox"]["secureAccess"].as_str().unwrap().len() > 20);
     assert_eq!(once.next().await, Some(json!({"kind": "whole"})));
@@ -205,4 +208,29 @@ async fn what_cannot_be_signed_is_said() {
     let direct = service(Config::default()).await;
     assert_eq!(ask(&direct, "nonsense").await.code(), (422, "GENERAL::VALIDATION_ERROR"));
     assert_eq!(ask(&direct, "1").await.code(), (400, "SANDBOX::API_NOT_SUPPORTED"));
+}
+
+#[tokio::test]
+async fn the_gateway_is_closed_unless_it_is_configured_to_be_open() {
+    for open in [false, true] {
+        let mut config = config(RouteMode::Header, None);
+        config.ingress.open_gateway = open;
+        let service = service(config).await;
+        let id = create(&service, json!({})).await;
+        let line = Lines::open(&service, "").await.next().await.unwrap();
+        assert_eq!(line["sandbox"]["open"], open);
+        let told = line["sandbox"]["routeToken"].as_str().map(str::to_owned);
+        assert_eq!(told.is_some(), !open);
+        let ask = async |rest: &str| {
+            call(&service, "GET", &format!("/v1/sandboxes/{id}/endpoints/{rest}"), Value::Null).await.body
+        };
+        let answer = ask("8080").await;
+        assert_eq!(answer["headers"]["X-Sandglass-Access"].as_str().map(str::to_owned), told);
+        assert_eq!(answer["headers"]["OpenSandbox-Ingress-To"], format!("{id}-8080"));
+        let agent = ask("44772").await;
+        assert!(
+            agent["headers"]["X-EXECD-ACCESS-TOKEN"].is_string()
+                && agent["headers"]["X-Sandglass-Access"].is_null()
+        );
+    }
 }

@@ -97,11 +97,14 @@ async fn requests_become_ones_like_any_other() {
         done.unwrap();
     }
     // A host that is another than the authority, a field too many, a length that is none: that request and no other.
+    let long = format!("http://a/{}", "x".repeat(33 << 10));
     let many = (0..200).fold(Request::get("http://a/"), |request, n| request.header(format!("x-{n}"), "y"));
     for (request, refused) in [
         (Request::get("http://a/").header("host", "b"), 400),
         (Request::get("http://a/").header("host", "A"), 200),
         (Request::get("http://user@a/"), 400),
+        (Request::get(http::Uri::try_from("http://a/\u{e9}").unwrap()), 400),
+        (Request::get(long), 414),
         (Request::connect("a:80"), 405),
         (many, 431),
     ] {

@@ -117,3 +117,78 @@ async fn draining_waits_for_what_is_in_flight_and_then_cuts() {
     assert!(hangs.await.unwrap().starts_with("HTTP/1.1 503"));
     assert!(matches!(forwarder.connect(target).await, Err(ConnectError::Draining)));
 }
+
+#[tokio::test]
+async fn a_connection_is_used_again_only_after_a_whole_exchange() {
+    // What it says beyond the answer, and what it does not wait for, would otherwise belong to the next client.
+    for (request, answer) in [
+        (
+            "HEAD / HTTP/1.1\r\nhost: f\r\n\r\n",
+            &b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nHTTP/1.1 200 OK\r\n"[..],
+        ),
+        ("GET / HTTP/1.1\r\nhost: f\r\n\r\n", b"HTTP/1.1 204 No Content\r\ncontent-length: 2\r\n\r\nno"),
+        (
+            "GET / HTTP/1.1\r\nhost: f\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 500 No\r\n\r\n",
+        ),
+        ("GET / HTTP/1.1\r\nhost: f\r\n\r\n", b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok"),
+        (
+            "GET / HTTP/1.1\r\nhost: f\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        ),
+        ("POST / HTTP/1.1\r\nhost: f\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n", OK),
+    ] {
+        let (target, connections) = backend(move |mut stream| async move {
+            while !read_head(&mut stream).await.is_empty() {
+                if stream.write_all(answer).await.is_err() {
+                    return;
+                }
+            }
+        })
+        .await;
+        let front = front(&Forwarder::new(Limits::default()), target).await;
+        for made in 1..=2 {
+            let mut client = TcpStream::connect(front).await.unwrap();
+            client.write_all(request.as_bytes()).await.unwrap();
+            assert!(!read_head(&mut client).await.is_empty());
+            drop(client);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            assert_eq!(connections.load(Ordering::SeqCst), made, "{request} {}", answer.escape_ascii());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_a_program_does_not_expect_is_nobodys_next_request() {
+    // Reads heads and nothing else, as simple programs do that answer to GET.
+    let (target, connections) = backend(|mut stream| async move {
+        let mut unread = Vec::new();
+        loop {
+            while let Some(end) = unread.windows(4).position(|four| four == b"\r\n\r\n") {
+                let head: Vec<u8> = unread.drain(..end + 4).collect();
+                let line = String::from_utf8_lossy(&head).lines().next().unwrap_or_default().to_owned();
+                let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{line}", line.len());
+                if stream.write_all(answer.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+            if stream.read_buf(&mut unread).await.unwrap_or(0) == 0 {
+                return;
+            }
+        }
+    })
+    .await;
+    let front = front(&Forwarder::new(Limits::default()), target).await;
+    for method in ["GET", "DELETE", "OPTIONS"] {
+        let body = "GET /stolen HTTP/1.1\r\nx: ";
+        let asks = format!(
+            "{method} /odd HTTP/1.1\r\nhost: f\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = talk(front, asks.as_bytes()).await;
+        assert!(answer.ends_with(&format!("{method} /odd HTTP/1.1")), "{answer}");
+        let answer = get(front, "/mine").await;
+        assert!(answer.ends_with("GET /mine HTTP/1.1"), "{answer}");
+    }
+    assert!(connections.load(Ordering::SeqCst) > 1);
+}

@@ -47,6 +47,41 @@ async fn what_is_not_http_and_what_is_nothing_are_bad_answers() {
 }
 
 #[tokio::test]
+async fn what_two_readers_could_end_in_two_places_is_no_answer() {
+    for answer in [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nabc" as &[u8],
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2, 2\r\n\r\nab",
+        b"HTTP/1.1 200 OK\r\ncontent-length: +2\r\n\r\nab",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: a\r\n folded: b\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: a\rset-cookie: b\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 O\rK\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\ncontent-length: 0\r\n\r\n",
+    ] {
+        let front = front(&Forwarder::new(Limits::default()), answering(answer).await).await;
+        let got = get(front, "/").await;
+        assert!(got.starts_with("HTTP/1.1 502"), "{}: {got}", answer.escape_ascii());
+    }
+}
+
+#[tokio::test]
+async fn endless_empty_lines_are_no_answer() {
+    let (target, _) = backend(|mut stream| async move {
+        read_head(&mut stream).await;
+        while stream.write_all(&b"\r\n".repeat(500)).await.is_ok() {}
+    })
+    .await;
+    let got = get(front(&Forwarder::new(Limits::default()), target).await, "/").await;
+    assert!(got.starts_with("HTTP/1.1 502"), "{got}");
+
+    let few = answering(b"\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let got = get(front(&Forwarder::new(Limits::default()), few).await, "/").await;
+    assert!(got.ends_with("\r\n\r\nok"), "left over from an old program's last answer: {got}");
+}
+
+#[tokio::test]
 async fn a_backend_that_never_answers_times_out() {
     let (target, _) = backend(|mut stream| async move {
         read_head(&mut stream).await;

@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use sandglass_proxy::{ForwardError, Forwarder, HeaderEdits, Limits, requested_upgrade};
+use sandglass_proxy::{ForwardError, Forwarder, HeaderEdits, Limits, Pulse, requested_upgrade};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -32,11 +32,16 @@ pub(crate) async fn nowhere() -> SocketAddr {
 
 /// Everything that arrives is forwarded to `target`.
 pub(crate) async fn front(forwarder: &Forwarder, target: SocketAddr) -> SocketAddr {
+    watched(forwarder, target, None).await
+}
+
+/// The same, and somebody is told of what moves.
+pub(crate) async fn watched(forwarder: &Forwarder, target: SocketAddr, pulse: Option<Pulse>) -> SocketAddr {
     let forwarder = forwarder.clone();
     serve(Router::new().fallback(move |request: Request| {
-        let forwarder = forwarder.clone();
+        let (forwarder, pulse) = (forwarder.clone(), pulse.clone());
         async move {
-            match relay(&forwarder, target, request).await {
+            match relay(&forwarder, target, pulse, request).await {
                 Ok(response) => response,
                 Err(error) => (status(&error), error.to_string()).into_response(),
             }
@@ -56,13 +61,14 @@ fn status(error: &ForwardError) -> StatusCode {
 async fn relay(
     forwarder: &Forwarder,
     target: SocketAddr,
+    pulse: Option<Pulse>,
     request: Request,
 ) -> Result<Response, ForwardError> {
     let edits = HeaderEdits::default();
     let response = if requested_upgrade(request.headers()).is_some() {
-        forwarder.dial(target).await?.upgrade(request, edits).await?
+        forwarder.dial(target).await?.watched(pulse).upgrade(request, edits).await?
     } else {
-        forwarder.connect(target).await?.forward(request, edits).await?
+        forwarder.connect(target).await?.watched(pulse).forward(request, edits).await?
     };
     Ok(response.map(Body::new))
 }

@@ -33,7 +33,7 @@ async fn the_path_and_query_arrive_as_they_were_written() {
 #[tokio::test]
 async fn nothing_is_added_and_only_hop_headers_go() {
     let seen = seen(
-        "GET / HTTP/1.1\r\nHost: f\r\nConnection: close, X-Gone\r\nX-Gone: 1\r\nTE: trailers\r\nAuthorization: b\r\n\
+        "GET / HTTP/1.1\r\nHost: f\r\nConnection: close, X-Gone\r\nX-Gone: 1\r\nTE: gzip;q=0.5, Trailers\r\nAuthorization: b\r\n\
          Cookie: a=1\r\nCookie: b=2\r\nX-Twice: 1\r\nX-Twice: 2\r\n\r\n",
     )
     .await;
@@ -44,9 +44,11 @@ async fn nothing_is_added_and_only_hop_headers_go() {
         [
             "GET / HTTP/1.1",
             "authorization: b",
+            "connection: te",
             "cookie: a=1",
             "cookie: b=2",
             "host: TARGET",
+            "te: trailers",
             "x-twice: 1",
             "x-twice: 2",
         ]
@@ -98,7 +100,8 @@ async fn trailers_of_an_answer_reach_a_client_that_takes_them() {
 #[tokio::test]
 async fn headers_keep_their_order_and_reasons_their_words() {
     let seen = seen("GET / HTTP/1.1\r\nx-b: 1\r\nhost: f\r\nte: trailers\r\nconnection: close\r\nx-a: 2\r\nx-c: 3\r\n\r\n").await;
-    assert_eq!(seen, "GET / HTTP/1.1\r\nhost: TARGET\r\nx-b: 1\r\nx-a: 2\r\nx-c: 3\r\n\r\n");
+    let lines = "x-b: 1\r\nx-a: 2\r\nx-c: 3\r\nconnection: te\r\nte: trailers\r\n";
+    assert_eq!(seen, format!("GET / HTTP/1.1\r\nhost: TARGET\r\n{lines}\r\n"));
     let answer = answered(
         "HTTP/1.1 299 As You Like\r\nx-b: 1\r\nkeep-alive: 1\r\ncontent-length: 0\r\nx-a: 2\r\ndate: x\r\nconnection: close\r\n\r\n",
     )
@@ -198,8 +201,11 @@ async fn answers_without_bodies_keep_what_they_say_about_length() {
     let answer = talk(front, b"HEAD / HTTP/1.1\r\nhost: f\r\nconnection: close\r\n\r\n").await;
     assert!(answer.contains("content-length: 1234\r\n"), "{answer}");
 
-    let answer = answered("HTTP/1.1 204 No Content\r\n\r\n").await;
-    assert!(!answer.contains("content-length"), "{answer}");
+    for answer in ["HTTP/1.1 204 No Content\r\n\r\n", "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n"]
+    {
+        let answer = answered(answer).await;
+        assert!(!answer.contains("content-length"), "{answer}");
+    }
     let answer = answered("HTTP/1.1 304 Not Modified\r\netag: \"x\"\r\n\r\n").await;
     assert!(!answer.contains("content-length") && answer.contains("etag: \"x\""), "{answer}");
 }
@@ -218,6 +224,26 @@ async fn repeated_answer_headers_stay_in_order() {
         answer.contains("content-encoding: gzip") && answer.ends_with("\r\n\r\n\x1f\x1e\x1d"),
         "{answer}"
     );
+}
+
+#[tokio::test]
+async fn codings_that_only_one_hop_knows_are_not_asked_for() {
+    for line in ["TE: gzip", "TE: deflate;q=0.5, gzip", "X-TE: trailers"] {
+        let seen =
+            seen(&format!("GET / HTTP/1.1\r\nHost: f\r\nConnection: close, TE\r\n{line}\r\n\r\n")).await;
+        assert!(!seen.to_lowercase().contains("\r\nte:") && !seen.contains("connection"), "{seen}");
+    }
+}
+
+#[tokio::test]
+async fn early_hints_are_not_the_answer() {
+    let answer = answered(
+        "HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>; rel=preload\r\n\r\n\
+         HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
+    )
+    .await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok"), "{answer}");
+    assert!(!answer.contains("link"), "{answer}");
 }
 
 #[tokio::test]

@@ -306,6 +306,11 @@ impl Rules<'_, '_> {
             "server.open_proxy",
             "must be false when [tenants] is there: ports of sandboxes need a key or a token then",
         );
+        self.require(
+            !config.ingress.open_gateway,
+            "ingress.open_gateway",
+            "must be false when [tenants] is there: ports of sandboxes need a token then",
+        );
         // Elsewhere than on loopback it is remarked upon anyway.
         let shows_host = config.runtime.kind == RuntimeKind::Embedded
             && config.offers_host_image()
@@ -352,6 +357,11 @@ impl Rules<'_, '_> {
             config.server.open_proxy,
             "server.open_proxy",
             "anybody who reaches this server can reach every port of every sandbox without a key",
+        );
+        self.remark(
+            config.ingress.open_gateway,
+            "ingress.open_gateway",
+            "anybody who reaches the gateway can reach every port of every sandbox that was created without `secureAccess`",
         );
         self.remark(
             config.embedded.host_image == super::HostImage::Always && !config.server.listens_on_loopback(),

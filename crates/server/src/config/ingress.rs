@@ -1,7 +1,7 @@
 //! `[ingress]`: how sandboxes are reached from outside.
 
 use super::choice::choice;
-use super::kinds::{Maybe, SecretText, SecureKeys, Text, Words};
+use super::kinds::{Flag, Maybe, SecretText, SecureKeys, Text, Words};
 use super::reader::Section;
 use super::rules;
 use super::values::Secret;
@@ -34,11 +34,20 @@ pub struct IngressConfig {
     pub listen: Option<String>,
     /// Ours: what a gateway elsewhere shows instead of the API key.
     pub key: Option<Secret>,
+    /// Ours: gateways let everybody through, as in the reference. Not where there are tenants.
+    pub open_gateway: bool,
 }
 
 impl Default for IngressConfig {
     fn default() -> Self {
-        Self { mode: IngressMode::Direct, gateway: None, secure_access: None, listen: None, key: None }
+        Self {
+            mode: IngressMode::Direct,
+            gateway: None,
+            secure_access: None,
+            listen: None,
+            key: None,
+            open_gateway: false,
+        }
     }
 }
 
@@ -105,6 +114,13 @@ impl IngressConfig {
             Maybe(SecretText::line()),
             &mut self.key,
             "Key with which `sandglass ingress` may follow the sandboxes, renew and wake them, and nothing else. Unset: it needs the API key.",
+        );
+        section.key(
+            "open_gateway",
+            Flag,
+            &mut self.open_gateway,
+            "Restores the gateway of the reference: every port of every sandbox that was created without `secureAccess` is open to whoever \
+             reaches the gateway. Otherwise it asks for the token in the endpoint's `headers`, or a signed route.",
         );
     }
 }

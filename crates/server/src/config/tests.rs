@@ -382,6 +382,7 @@ fn rules_between_keys() {
         (format!("{docker}[kubernetes]"), "kubernetes"),
         (format!("{docker}[agent_sandbox]"), "agent_sandbox"),
         (format!("{docker}[tenants]\n[server]\nopen_proxy = true"), "server.open_proxy"),
+        (format!("{docker}[tenants]\n[ingress]\nopen_gateway = true"), "ingress.open_gateway"),
         ("[tenants]\n[server]\napi_key = \"x\"".to_owned(), "server.api_key"),
         (
             format!("{docker}[secure_runtime]\ntype = \"firecracker\"\nk8s_runtime_class = \"x\""),
@@ -441,6 +442,7 @@ fn rules_between_keys() {
 fn what_has_no_effect_is_remarked_upon() {
     assert_eq!(warnings("[docker]\nnetwork_mode = \"bridge\"\n[kubernetes]").len(), 2);
     assert_eq!(warnings("[server]\nopen_proxy = true").len(), 1);
+    assert_eq!(warnings("[ingress]\nopen_gateway = true").len(), 1);
     assert_eq!(warnings("[embedded]\nhost_image = \"always\"").len(), 1);
     assert_eq!(warnings("[storage]\nallowed_host_paths = [\"data\"]").len(), 1);
 }

@@ -18,7 +18,12 @@ pub trait Directory: Lookup + 'static {
         Duration::ZERO
     }
 
-    /// A request was admitted.
+    /// Whether somebody wants to know of use of a sandbox whose life it extends, or does not.
+    fn counts(&self, renews: bool) -> bool {
+        renews
+    }
+
+    /// A request was admitted, or bytes of an admitted one still move.
     fn told(&self, used: Used<'_>);
 }
 

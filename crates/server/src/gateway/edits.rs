@@ -7,8 +7,9 @@ use http::header::HOST;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use sandglass_proxy::HeaderEdits;
 
+use super::handler::By;
 use crate::ingress::{
-    ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, ROUTE_TOKEN, SECURE_ACCESS, Target, Way,
+    ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, EGRESS_TOKEN, ROUTE_TOKEN, SECURE_ACCESS, Target, Way,
 };
 use crate::listener::Scheme;
 
@@ -23,29 +24,35 @@ const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto")
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 const POWERED_BY: HeaderName = HeaderName::from_static("reverse-proxy-server-powerby");
 
-/// The changes to a request. `Authorization`, `Cookie` and the tokens of the agent and the enforcer belong to the sandbox and stay.
+/// The changes to a request. `Authorization` and `Cookie` belong to the sandbox and stay; the tokens of the agent and the enforcer go to these.
 pub(super) fn request(
     request: &Request,
     target: &Target,
     (application, way): (SocketAddr, Way),
+    by: By,
 ) -> HeaderEdits {
     let (headers, extensions) = (request.headers(), request.extensions());
     let mut remove = vec![INGRESS_TO, OLD_INGRESS_TO, SECURE_ACCESS, ACCESS_RENEW, ROUTE_CREDENTIAL];
     // The reference passes these on; they open more than this sandbox, or are nobody's business inside.
     remove.extend([API_KEY, ROUTE_TOKEN]);
+    if !way.leads_to_enforcer(target, application.port()) {
+        remove.push(EGRESS_TOKEN);
+    }
     let mut set = Vec::with_capacity(5);
     let mut put = |name: HeaderName, value: &[u8]| {
         if let Ok(value) = HeaderValue::from_bytes(value) {
             set.push((name, value));
         }
     };
-    put(HOST, application.to_string().as_bytes());
+    let host = headers.get(HOST).map(HeaderValue::as_bytes);
+    match host {
+        // The program has a name of its own, which it compares with the origin of pages and makes addresses from.
+        Some(host) if by == By::HostName => put(HOST, host),
+        _ => put(HOST, application.to_string().as_bytes()),
+    }
     if let Some(chain) = chain(headers, extensions) {
         put(FORWARDED_FOR, &chain);
     }
-    // Requests of HTTP/2 have it in their target.
-    let authority = || request.uri().authority().map(|authority| authority.as_str().as_bytes());
-    let host = headers.get(HOST).map(HeaderValue::as_bytes).or_else(authority);
     if let Some(host) = host.filter(|_| !headers.contains_key(FORWARDED_HOST)) {
         put(FORWARDED_HOST, host);
     }

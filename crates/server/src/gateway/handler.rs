@@ -10,9 +10,9 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, HOST, SEC_WEBSOCKET_KEY};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Method, Uri};
-use sandglass_ingress::{Denied, Door, Moment, PathRoute, Presented, Proof, Route};
-use sandglass_proxy::requested_upgrade;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use sandglass_ingress::{Denied, Door, Moment, PathRoute, Presented, Proof, Route, RouteError};
+use sandglass_proxy::{Pulse, requested_upgrade};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -21,7 +21,8 @@ use super::directory::{Directory, Used};
 use super::edits::{self, INGRESS_TO, OLD_INGRESS_TO};
 use super::refused::{Refused, Upgrade};
 use crate::ingress::{
-    Carrier, Need, Park, Reach, SECURE_ACCESS, Target, Wakes, Way, skips_renewal, wants_awake,
+    AGENT_PORT, AGENT_TOKEN, Carrier, Need, Park, ROUTE_TOKEN, Reach, SECURE_ACCESS, Target, USE_LASTS,
+    Wakes, Way, presents, skips_renewal, wants_awake,
 };
 use crate::telemetry::logs::ACCESS_TARGET;
 
@@ -83,6 +84,38 @@ struct Asked<'a> {
     route: Route,
     /// The path to be passed on, where it differs from the request's own.
     rest: Option<&'a str>,
+    /// Where the route stands. A name that it stands in is the application's own.
+    by: By,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    HostName,
+    Header,
+    Path,
+}
+
+/// What a request shows to be let through, beside its route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown<'h> {
+    Nothing,
+    /// Meant to be the sandbox's; not compared yet.
+    Token(&'h [u8]),
+    /// The agent's own and right, on the way to the agent.
+    AgentToken,
+}
+
+impl<'h> Shown<'h> {
+    fn of(headers: &'h HeaderMap, target: &Target, port: u16) -> Self {
+        let token = |name| headers.get(name).map(|value: &HeaderValue| value.as_bytes());
+        if target.secure_access {
+            return token(SECURE_ACCESS).map_or(Self::Nothing, Self::Token);
+        }
+        if port == AGENT_PORT && presents(headers, &AGENT_TOKEN, &target.agent_token) {
+            return Self::AgentToken;
+        }
+        token(ROUTE_TOKEN).or_else(|| token(SECURE_ACCESS)).map_or(Self::Nothing, Self::Token)
+    }
 }
 
 impl Gateway {
@@ -101,11 +134,16 @@ impl Shared {
         let asked = self.read(&uri, request.headers())?;
         let target = self.find(&asked.route.id).await.ok_or(Refused::NotFound)?;
         self.ready(&target)?;
+        let shown = Shown::of(request.headers(), &target, asked.route.port);
         let asked = match asked {
-            Asked { rest: Some(_), .. } if !target.secure_access => unsigned(&uri)?,
+            Asked { rest: Some(_), .. }
+                if !target.secure_access && (target.open || shown != Shown::Nothing) =>
+            {
+                unsigned(&uri)?
+            }
             asked => asked,
         };
-        self.admit(&asked.route, &target, request.headers())?;
+        self.admit(&asked.route, &target, shown)?;
         let upgrade = upgrade(request.headers())?;
         let target = match &self.wakes {
             Some(wakes) if wants_awake(&target, request.headers()) => {
@@ -119,7 +157,18 @@ impl Shared {
         let Reach::Addressable(address) = target.reach else { return Err(Refused::NotReady) };
         let application = SocketAddr::new(address, asked.route.port);
         self.note(&asked, &target, application, &request);
-        self.carry((&asked, &uri), &target, (application, upgrade), request).await
+        let counts = !skips_renewal(request.headers()) && self.directory.counts(target.renews);
+        let pulse = counts.then(|| self.pulse(&asked, target.renews));
+        self.carry((&asked, &uri), &target, (application, upgrade, pulse), request).await
+    }
+
+    /// Use that lasts, such as a terminal's.
+    fn pulse(&self, asked: &Asked<'_>, renews: bool) -> Pulse {
+        let (directory, port) = (self.directory.clone(), asked.route.port);
+        let (id, path) = (asked.route.id.clone(), asked.rest.map(str::to_owned));
+        Pulse::new(USE_LASTS, move || {
+            directory.told(Used { id: &id, port, path: path.as_deref(), renews });
+        })
     }
 
     fn read<'u>(&self, uri: &'u Uri, headers: &HeaderMap) -> Result<Asked<'u>, Refused> {
@@ -127,9 +176,12 @@ impl Shared {
             RouteFrom::Nowhere => Err(Refused::Mode),
             RouteFrom::Path => {
                 let PathRoute { route, rest, .. } = PathRoute::parse(uri.path())?;
-                Ok(Asked { route, rest: Some(rest) })
+                Ok(Asked { route, rest: Some(rest), by: By::Path })
             }
-            RouteFrom::HeaderOrHost => Ok(Asked { route: named(uri, headers)?, rest: None }),
+            RouteFrom::HeaderOrHost => {
+                let (route, by) = named(headers)?;
+                Ok(Asked { route, rest: None, by })
+            }
         }
     }
 
@@ -167,13 +219,17 @@ impl Shared {
         }
     }
 
-    fn admit(&self, route: &Route, target: &Target, headers: &HeaderMap) -> Result<(), Refused> {
-        let token = headers.get(SECURE_ACCESS).map(|value| value.as_bytes());
-        let secret = target.secure_access.then_some(target.route_token.as_str());
-        if secret.is_some_and(|secret| secret.trim().is_empty()) && !matches!(route.proof, Proof::Scoped(_)) {
+    fn admit(&self, route: &Route, target: &Target, shown: Shown<'_>) -> Result<(), Refused> {
+        let scoped = matches!(route.proof, Proof::Scoped(_));
+        if shown == Shown::AgentToken && !scoped {
+            return Ok(());
+        }
+        let secret = (target.secure_access || !target.open).then_some(target.route_token.as_str());
+        if secret.is_some_and(|secret| secret.trim().is_empty()) && !scoped {
             // It asks for what nobody has.
             return Err(Denied::Missing.into());
         }
+        let token = if let Shown::Token(token) = shown { Some(token) } else { None };
         Ok(self.settings.door.admit(secret, Presented { token, route }, Moment::now())?)
     }
 
@@ -202,37 +258,46 @@ impl Shared {
         &self,
         (asked, uri): (&Asked<'_>, &Uri),
         target: &Target,
-        (application, upgrade): (SocketAddr, Upgrade),
+        (application, upgrade, pulse): (SocketAddr, Upgrade, Option<Pulse>),
         request: Request,
     ) -> Result<Response, Refused> {
         let need = if upgrade == Upgrade::Asked { Need::Own } else { Need::Shared };
         let failed = |refusal| Refused::of_exchange(refusal, upgrade);
         let ride = self.carrier.connect(target, application, need).await.map_err(failed)?;
         let way = ride.way();
-        let edits = edits::request(&request, target, (application, way));
+        let edits = edits::request(&request, target, (application, way), asked.by);
         let path = asked.rest.unwrap_or(uri.path());
         let to = passed_on(path, uri.query(), (way, application.port()))?;
-        let mut response = ride.exchange(request, to, edits).await.map_err(failed)?;
+        let mut response = ride.exchange(request, to, edits, pulse).await.map_err(failed)?;
         edits::response(response.headers_mut());
         Ok(response.map(Body::new))
     }
 }
 
-/// The route in a header, else in the host name.
-fn named(uri: &Uri, headers: &HeaderMap) -> Result<Route, Refused> {
-    let header =
-        |name| headers.get(name).and_then(|value| value.to_str().ok()).filter(|text| !text.is_empty());
-    if let Some(text) = header(INGRESS_TO).or_else(|| header(OLD_INGRESS_TO)) {
-        return Ok(Route::from_header(text)?);
+/// The route in a header, else in the host name. One that cannot be read is not looked for elsewhere.
+fn named(headers: &HeaderMap) -> Result<(Route, By), Refused> {
+    for name in [INGRESS_TO, OLD_INGRESS_TO] {
+        let text = text(headers, &name)?;
+        if !text.is_empty() {
+            return Ok((Route::from_header(text)?, By::Header));
+        }
     }
-    let host = header(HOST).or_else(|| uri.authority().map(|authority| authority.as_str()));
-    Ok(Route::from_host(host.filter(|host| !host.is_empty()).ok_or(Refused::NoRoute)?)?)
+    let host = Some(text(headers, &HOST)?).filter(|host| !host.is_empty()).ok_or(Refused::NoRoute)?;
+    Ok((Route::from_host(host)?, By::HostName))
+}
+
+/// The one text that a field has, however often it is there; empty when it is not.
+fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<&'h str, Refused> {
+    let mut values = headers.get_all(name).iter();
+    let Some(first) = values.next() else { return Ok("") };
+    let text = first.to_str().ok().filter(|_| values.all(|other| other == first));
+    text.ok_or(Refused::Route(RouteError::Malformed))
 }
 
 /// The path of a sandbox that asks for no signature: what looks like one is the application's.
 fn unsigned(uri: &Uri) -> Result<Asked<'_>, Refused> {
     let PathRoute { route, rest, .. } = PathRoute::parse(uri.path())?.unsigned();
-    Ok(Asked { route, rest: Some(rest) })
+    Ok(Asked { route, rest: Some(rest), by: By::Path })
 }
 
 fn upgrade(headers: &HeaderMap) -> Result<Upgrade, Refused> {
@@ -249,6 +314,8 @@ fn upgrade(headers: &HeaderMap) -> Result<Upgrade, Refused> {
 fn passed_on(path: &str, query: Option<&str>, (way, port): (Way, u16)) -> Result<PathAndQuery, Refused> {
     let mut text = match way {
         Way::Direct => path.to_owned(),
+        // `*` would be part of the port.
+        Way::Agent if !path.starts_with('/') => return Err(Refused::Malformed),
         Way::Agent => format!("/proxy/{port}{path}"),
     };
     if let Some(query) = query {

@@ -71,8 +71,13 @@ impl Intents {
         Self { queue, pace: Arc::new(Pace::new(settings.interval)), renewable_only }
     }
 
+    /// Whether use of a sandbox matters whose life it extends, or does not.
+    pub(super) fn counts(&self, renews: bool) -> bool {
+        renews || !self.renewable_only
+    }
+
     pub(super) fn used(&self, used: Used<'_>) {
-        if (self.renewable_only && !used.renews) || !self.pace.allows(used.id, Instant::now()) {
+        if !self.counts(used.renews) || !self.pace.allows(used.id, Instant::now()) {
             return;
         }
         self.queue.put(Message {

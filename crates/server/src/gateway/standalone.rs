@@ -110,6 +110,10 @@ impl Directory for Remote {
         Duration::from_millis(300)
     }
 
+    fn counts(&self, renews: bool) -> bool {
+        self.intents.as_ref().is_some_and(|intents| intents.counts(renews))
+    }
+
     fn told(&self, used: Used<'_>) {
         if let Some(intents) = &self.intents {
             intents.used(used);

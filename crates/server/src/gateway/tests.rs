@@ -83,8 +83,14 @@ impl Directory for Known {
     }
 }
 
+/// One to which everybody is let through; the tests of access close it.
 fn target(reach: Reach) -> Target {
-    Target { agent_token: "agent-token".to_owned(), route_token: "secret".to_owned(), ..Target::at(reach) }
+    Target {
+        open: true,
+        agent_token: "agent-token".to_owned(),
+        route_token: "secret".to_owned(),
+        ..Target::at(reach)
+    }
 }
 
 fn key() -> Key {

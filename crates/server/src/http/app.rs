@@ -111,6 +111,7 @@ impl App {
         let inward = Inward {
             resolve_internal: config.proxy.resolve_internal,
             host: if docker { public_host::resolve(&whereabouts.local()) } else { loopback },
+            open: config.ingress.open_gateway,
         };
         let renewals = Arc::<OnceLock<Renewals>>::default();
         let lookup = IndexLookup { engine: Arc::downgrade(&engine), inward, renewals: renewals.clone() };
@@ -280,6 +281,8 @@ struct Inward {
     resolve_internal: bool,
     /// The machine whose ports lead into sandboxes.
     host: IpAddr,
+    /// `ingress.open_gateway`.
+    open: bool,
 }
 
 impl Inward {
@@ -320,6 +323,7 @@ fn target(entry: &Entry, inward: Inward) -> Option<Target> {
         route_token: route_token.to_owned(),
         egress_token: observed.and_then(|o| o.egress_token.clone()),
         secure_access,
+        open: inward.open,
         wakes,
         renews: extend::extension(entry).is_some(),
         tenant: entry.tenant().map(str::to_owned),
@@ -345,7 +349,7 @@ mod tests {
             (false, own, Exposure::Address, (own, None)),
             (true, None, Exposure::None, (None, None)),
         ] {
-            let seen = Inward { resolve_internal, host }.way(own, exposure);
+            let seen = Inward { resolve_internal, host, open: false }.way(own, exposure);
             assert_eq!(seen, expected, "{resolve_internal} {own:?} {exposure:?}");
         }
     }

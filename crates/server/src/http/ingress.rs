@@ -230,7 +230,13 @@ fn told(entry: &Entry, target: Target) -> IngressSandbox {
         address,
         ports: target.mapped.map(|m| IngressPorts { agent: m.agent, http: m.http, egress: m.egress }),
         agent_token: target.agent_token,
+        route_token: if target.open || target.secure_access {
+            String::new()
+        } else {
+            target.route_token.clone()
+        },
         secure_access: target.secure_access.then_some(target.route_token),
+        open: target.open,
         wakes: target.wakes,
         renews: target.renews,
         expires_at: entry.facts().and_then(|facts| facts.expires_at).map(Into::into),

@@ -99,7 +99,7 @@ impl AccessRules {
 }
 
 /// An empty secret is presented by nobody.
-fn presents(headers: &HeaderMap, name: &HeaderName, secret: &str) -> bool {
+pub(crate) fn presents(headers: &HeaderMap, name: &HeaderName, secret: &str) -> bool {
     let presented = headers.get(name).map_or(&b""[..], |value| value.as_bytes());
     !secret.is_empty() && bool::from(presented.ct_eq(secret.as_bytes()))
 }

@@ -9,7 +9,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
 use http_body::Body;
-use sandglass_proxy::{BoxError, Counts, Forwarder, HeaderEdits, Lease, ResponseBody};
+use sandglass_proxy::{BoxError, Counts, Forwarder, HeaderEdits, Lease, Pulse, ResponseBody};
 
 use super::EGRESS_PORT;
 use super::lookup::Target;
@@ -23,6 +23,15 @@ pub enum Way {
     Direct,
     /// The agent, which connects to the port from inside.
     Agent,
+}
+
+impl Way {
+    /// Whether it may lead to the sandbox's enforcer. The agent is gone through to one only where ports are published and none is its
+    /// own; otherwise what listens inside is a program of the sandbox, which a token that lifts its policy must not reach.
+    pub(crate) fn leads_to_enforcer(self, target: &Target, port: u16) -> bool {
+        port == EGRESS_PORT
+            && (self == Self::Direct || target.mapped.is_some_and(|ports| ports.egress.is_none()))
+    }
 }
 
 /// Connects to sandboxes. Clones share the connections.
@@ -90,21 +99,24 @@ impl Ride<'_> {
         self.way
     }
 
-    /// Sends the request to this target and returns the answer's head with its body still to come.
+    /// Sends the request to this target and returns the answer's head with its body still to come. Whoever is behind `pulse` is told for
+    /// as long as bytes move.
     pub(crate) async fn exchange<B>(
         self,
         mut request: Request<B>,
         to: PathAndQuery,
         edits: HeaderEdits,
+        pulse: Option<Pulse>,
     ) -> Result<Response<ResponseBody>, Refusal>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
         *request.uri_mut() = Uri::from(to);
+        let lease = self.lease.watched(pulse);
         let response = match self.need {
-            Need::Own => self.lease.upgrade(request, edits).await?,
-            Need::Shared => self.lease.forward(request, edits).await?,
+            Need::Own => lease.upgrade(request, edits).await?,
+            Need::Shared => lease.forward(request, edits).await?,
         };
         if self.way == Way::Agent && nothing_inside(&response) {
             self.carrier.ways.forget_port(self.application);

@@ -12,7 +12,7 @@ use super::carrier::Way;
 use super::endpoints::without_scheme;
 use super::lookup::Target;
 use super::route::Route;
-use super::{ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, ROUTE_TOKEN, SECURE_ACCESS};
+use super::{ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, EGRESS_TOKEN, ROUTE_TOKEN, SECURE_ACCESS};
 use crate::listener::Scheme;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -29,6 +29,9 @@ pub(super) fn request(
     (application, way): (SocketAddr, Way),
 ) -> HeaderEdits {
     let mut remove = vec![API_KEY, SECURE_ACCESS, ROUTE_TOKEN, ACCESS_RENEW, FORWARDED, REAL_IP];
+    if !way.leads_to_enforcer(target, application.port()) {
+        remove.push(EGRESS_TOKEN);
+    }
     let mut set = Vec::with_capacity(5);
     let mut put = |name: HeaderName, value: &str| {
         if let Ok(value) = HeaderValue::from_str(value) {
@@ -115,7 +118,7 @@ pub(super) fn response(headers: &mut HeaderMap, route: &Route<'_>, eip: Option<&
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ingress::Reach;
+    use crate::ingress::{Mapped, Reach};
 
     fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
         lines.iter().map(|(n, v)| (HeaderName::from_static(n), HeaderValue::from_str(v).unwrap())).collect()
@@ -147,6 +150,28 @@ mod tests {
         for grounds in [ServerKey, Token, Open] {
             assert_eq!(agent_token(8080, grounds, Way::Direct), (true, None));
             assert_eq!(agent_token(8080, grounds, Way::Agent), (false, own.clone()));
+        }
+    }
+
+    #[test]
+    fn the_enforcers_token_goes_to_the_enforcer_only() {
+        let published = |egress| Some(Mapped { agent: 1, http: 2, egress });
+        for (port, way, mapped, passes) in [
+            (18080, Way::Direct, None, true),
+            (18080, Way::Direct, published(Some(3)), true),
+            // As other servers publish it.
+            (18080, Way::Agent, published(None), true),
+            // It was away, and something else listens inside.
+            (18080, Way::Agent, None, false),
+            (8080, Way::Direct, None, false),
+            (44772, Way::Direct, None, false),
+            (3000, Way::Agent, published(None), false),
+        ] {
+            let observed = Observed { scheme: "http", client: None };
+            let application = SocketAddr::from(([10, 0, 0, 2], port));
+            let target = Target { mapped, ..target() };
+            let edits = request(&HeaderMap::new(), &observed, (&target, Grounds::Token), (application, way));
+            assert_eq!(!edits.remove.contains(&EGRESS_TOKEN), passes, "{port} {way:?} {mapped:?}");
         }
     }
 
@@ -189,7 +214,7 @@ mod tests {
                 ("x-forwarded-proto", "http")
             ]
         );
-        for name in ["authorization", "cookie", "opensandbox-egress-auth", "open-sandbox-client-ip"] {
+        for name in ["authorization", "cookie", "open-sandbox-client-ip"] {
             assert!(!edits.remove.iter().any(|removed| removed == name), "{name}");
         }
     }

@@ -101,7 +101,7 @@ pub fn answer(
         }
         _ => Way::Server(format!("{}/sandboxes/{id}/proxy/{port}", base(vantage))),
     };
-    let mut headers = headers(&way, vantage, target, port);
+    let mut headers = headers(&way, vantage, target, (port, expires));
     let endpoint = match way {
         Way::Gateway(minted) => {
             headers.extend(minted.header.map(|value| ("OpenSandbox-Ingress-To", value)));
@@ -152,7 +152,12 @@ fn direct(public_host: &str, target: &Target, port: u16) -> Result<Way, Refusal>
 }
 
 /// A token that the sandbox does not have is not asked for.
-fn headers(way: &Way, vantage: Vantage<'_>, target: &Target, port: u16) -> Vec<(&'static str, String)> {
+fn headers(
+    way: &Way,
+    vantage: Vantage<'_>,
+    target: &Target,
+    (port, expires): (u16, Option<u64>),
+) -> Vec<(&'static str, String)> {
     let mut headers = Vec::new();
     let mut put = |name: &'static str, token: &str| {
         if !token.is_empty() {
@@ -161,10 +166,16 @@ fn headers(way: &Way, vantage: Vantage<'_>, target: &Target, port: u16) -> Vec<(
     };
     match way {
         Way::Agent(_) => put("X-EXECD-ACCESS-TOKEN", &target.agent_token),
-        Way::Server(_) | Way::Port(_) | Way::Gateway(_) if port == AGENT_PORT => {
+        Way::Server(_) | Way::Port(_) | Way::Gateway(_)
+            if port == AGENT_PORT && !target.agent_token.is_empty() =>
+        {
             put("X-EXECD-ACCESS-TOKEN", &target.agent_token);
         }
         Way::Server(_) if !vantage.open_proxy => put("X-Sandglass-Access", &target.route_token),
+        // A secure one has the same token under its own name, and a signature stands for it.
+        Way::Gateway(_) if !target.open && !target.secure_access && expires.is_none() => {
+            put("X-Sandglass-Access", &target.route_token);
+        }
         Way::Server(_) | Way::Port(_) | Way::Gateway(_) => {}
     }
     if port == EGRESS_PORT {
@@ -380,10 +391,18 @@ mod tests {
         let soon = Some(2_000_000_000);
         type Case<'a> = (&'a Minting, u16, bool, Option<i128>, String, Vec<(&'static str, String)>);
         let cases: Vec<Case<'_>> = vec![
-            (&wildcard, 8080, false, None, format!("{}.example.com", label(8080)), vec![]),
+            (&wildcard, 8080, false, None, format!("{}.example.com", label(8080)), vec![owned(ROUTE)]),
             (&wildcard, 44772, false, None, format!("{}.example.com", label(44772)), vec![owned(AGENT)]),
             (&uri, 8080, true, None, format!("gw.example.com/base/{UUID}/8080"), vec![owned(SECURE)]),
-            (&header, 8080, false, None, "gw.example.com:8443".into(), vec![to(&label(8080))]),
+            (&header, 8080, false, None, "gw.example.com:8443".into(), vec![owned(ROUTE), to(&label(8080))]),
+            (
+                &uri,
+                80,
+                false,
+                soon,
+                format!("gw.example.com/base/{UUID}/80/x2qxvk/{}", signature(80)),
+                vec![],
+            ),
             (
                 &header,
                 18080,
@@ -420,6 +439,17 @@ mod tests {
                 assert_eq!((answer.endpoint.as_str(), &answer.headers), (endpoint.as_str(), &headers));
             }
         }
+        let through = |target: &Target, port| {
+            let vantage = Vantage { gateway: Some(&uri), ..HOST };
+            answer(query(port, false), vantage, UUID, target).unwrap().headers
+        };
+        let open = Target { open: true, ..target(false) };
+        assert_eq!((through(&open, 8080), through(&open, 44772)), (vec![], vec![owned(AGENT)]));
+        assert_eq!(through(&Target { open: true, ..target(true) }, 8080), [owned(SECURE)]);
+        // An agent that asks for nothing is behind the gateway's own question.
+        let tokenless = Target { agent_token: String::new(), ..target(false) };
+        assert_eq!(through(&tokenless, 44772), [owned(ROUTE)]);
+
         let vantage = Vantage { gateway: Some(&header), ..EIP };
         let proxied = answer(query(8080, true), vantage, "x", &target(false)).unwrap();
         assert_eq!(proxied.endpoint, "gw.example/base/sandboxes/x/proxy/8080");

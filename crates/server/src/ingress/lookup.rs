@@ -24,6 +24,8 @@ pub struct Target {
     pub egress_token: Option<String>,
     /// The sandbox was created with `secureAccess`: no request passes without the route token, whatever else is open.
     pub secure_access: bool,
+    /// A gateway asks for nothing, unless the sandbox was created with `secureAccess`.
+    pub open: bool,
     /// While it is paused, requests resume it and wait.
     pub wakes: bool,
     /// Use extends its life.
@@ -44,6 +46,7 @@ impl Target {
             route_token: "route".to_owned(),
             egress_token: None,
             secure_access: false,
+            open: false,
             wakes: false,
             renews: false,
             tenant: None,

@@ -21,6 +21,7 @@ mod ways;
 mod websocket;
 
 pub use access::AccessRules;
+pub(crate) use access::presents;
 pub use carrier::{Carrier, Way};
 pub(crate) use edits::Observed;
 pub use endpoints::{
@@ -31,7 +32,7 @@ pub use minting::Minting;
 pub use policy::PolicyRequest;
 pub use refusal::Refusal;
 pub use relay::{IngressSettings, IngressState, proxy_handler};
-pub(crate) use relay::{skips_renewal, wants_awake};
+pub(crate) use relay::{USE_LASTS, skips_renewal, wants_awake};
 pub use route::Mount;
 pub(crate) use wake::Wakes;
 pub use wake::{NotWoken, Park, Waking};

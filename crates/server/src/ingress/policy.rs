@@ -59,7 +59,7 @@ impl IngressState {
         if !asked.body.is_empty() {
             request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
-        ride.exchange(request, to, edits).await
+        ride.exchange(request, to, edits, None).await
     }
 }
 

@@ -9,7 +9,7 @@ use axum::extract::{OriginalUri, Request};
 use axum::response::{IntoResponse, Response};
 use http::header::SEC_WEBSOCKET_KEY;
 use http::{HeaderMap, Method, StatusCode, Uri};
-use sandglass_proxy::{Counts, Forwarder, ResponseBody, requested_upgrade};
+use sandglass_proxy::{Counts, Forwarder, Pulse, ResponseBody, requested_upgrade};
 
 use super::ACCESS_RENEW;
 use super::access::{AccessRules, Grounds};
@@ -22,6 +22,9 @@ use super::wake::Wakes;
 use super::ways::Need;
 use super::websocket::{Close, Handshake};
 use crate::telemetry::metrics::Proxied;
+
+/// How often use that lasts is told anew: well within the shortest life that a renewal gives. In tests, whenever bytes move.
+pub(crate) const USE_LASTS: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 20 });
 
 /// What the configuration says about the ingress.
 #[derive(Clone, Debug)]
@@ -143,19 +146,27 @@ impl Shared {
         } else {
             target
         };
-        if !skips_renewal(request.headers()) {
+        let pulse = if skips_renewal(request.headers()) {
+            None
+        } else {
             self.lookup.used(route.id);
-        }
+            target.renews.then(|| self.pulse(route.id))
+        };
         let application = SocketAddr::new(address(target.reach)?, route.port);
-        self.exchange(&route, uri.query(), (target, grounds), application, request).await
+        self.exchange((&route, uri.query()), (target, grounds), (application, pulse), request).await
+    }
+
+    /// Use that lasts, such as a terminal's.
+    fn pulse(&self, id: &str) -> Pulse {
+        let (lookup, id) = (self.lookup.clone(), id.to_owned());
+        Pulse::new(USE_LASTS, move || lookup.used(&id))
     }
 
     async fn exchange(
         &self,
-        route: &Route<'_>,
-        query: Option<&str>,
+        (route, query): (&Route<'_>, Option<&str>),
         (target, grounds): (&Target, Grounds),
-        application: SocketAddr,
+        (application, pulse): (SocketAddr, Option<Pulse>),
         request: Request,
     ) -> Result<Response<ResponseBody>, Refusal> {
         let need = if requested_upgrade(request.headers()).is_some() { Need::Own } else { Need::Shared };
@@ -167,7 +178,7 @@ impl Shared {
             Way::Direct => route.direct(query)?,
             Way::Agent => route.through_agent(query)?,
         };
-        let mut response = ride.exchange(request, to, edits).await?;
+        let mut response = ride.exchange(request, to, edits, pulse).await?;
         edits::response(response.headers_mut(), route, self.settings.eip.as_deref());
         Ok(response)
     }

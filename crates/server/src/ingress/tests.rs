@@ -79,6 +79,7 @@ async fn stage(address: IpAddr, settings: IngressSettings) -> Stage {
     let running = at(Reach::Addressable(address));
     let targets = HashMap::from([
         ("guarded", Target { secure_access: true, ..running.clone() }),
+        ("renewed", Target { renews: true, ..running.clone() }),
         ("running", running),
         ("paused", at(Reach::Paused(address))),
         ("starting", at(Reach::Starting(None))),
@@ -142,7 +143,6 @@ async fn a_request_reaches_the_port_as_it_was_sent() {
             "authorization: Bearer mine",
             "cookie: a=1",
             host.as_str(),
-            "opensandbox-egress-auth: egress",
             // Loopback is a trusted peer.
             "x-forwarded-for: 8.8.8.8",
             "x-forwarded-host: api.local",
@@ -286,6 +286,18 @@ async fn websockets_are_relayed_and_refused_with_close_codes() {
     let mut echo = [0; 4];
     stream.read_exact(&mut echo).await.unwrap();
     assert_eq!(&echo, b"\x81\x02ok");
+    let used = || std::mem::take(&mut *stage.known.used.lock().unwrap());
+    assert_eq!(used(), ["running"], "its life is not extended, so that nobody has to know for how long");
+    for (headers, lasts) in
+        [(format!("{token}OpenSandbox-Access-Renew: skip\r\n"), false), (token.to_owned(), true)]
+    {
+        let path = format!("/v1/sandboxes/renewed/proxy/{port}/ws");
+        let (_, _, mut stream) = handshake(stage.api, &path, &headers).await;
+        stream.write_all(b"\x81\x82\0\0\0\0ok").await.unwrap();
+        stream.read_exact(&mut echo).await.unwrap();
+        let used = used();
+        assert!((used.len() > 1) == lasts && used.iter().all(|id| id == "renewed"), "{headers}: {used:?}");
+    }
 
     let cases = [
         (format!("/v1/sandboxes/running/proxy/{port}/ws"), "", 1008),

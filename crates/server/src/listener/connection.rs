@@ -9,8 +9,11 @@ use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
     service::service_fn,
+    upgrade::Upgraded,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt;
+use sandglass_proxy::{Reclaim, Reclaimed};
 use tokio::{
     io::AsyncReadExt,
     net::TcpStream,
@@ -38,6 +41,11 @@ const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(5);
 /// A silent peer is asked whether it is still there, and given up when it does not say so.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(20);
+/// A client that the network has lost is asked after this silence, and given up after as much again.
+const GONE_AFTER: Duration = Duration::from_secs(60);
+const PROBES: u32 = 4;
+/// How long a connection may be open before its first request begins. Browsers open some that they do not need, for less than that.
+const UNUSED: Duration = Duration::from_secs(60);
 
 /// A connection that was accepted.
 pub(super) struct Accepted {
@@ -59,8 +67,7 @@ pub(super) type Ended = Box<dyn std::error::Error + Send + Sync>;
 /// Serves it to its end, or until it is an upgraded one.
 pub(super) async fn serve(shared: Arc<Shared>, accepted: Accepted) -> Result<(), Ended> {
     let Accepted { stream, peer, open } = accepted;
-    // Small frames (events, keystrokes) must not wait for an acknowledgement.
-    let _ = stream.set_nodelay(true);
+    settle(&stream);
     let Some((stream, begun)) = first_bytes(&shared, stream).await? else { return Ok(()) };
     let scheme = if matches!(stream, Stream::Tls(_)) { Scheme::Https } else { Scheme::Http };
     let limits = &shared.serving.limits;
@@ -71,6 +78,17 @@ pub(super) async fn serve(shared: Arc<Shared>, accepted: Accepted) -> Result<(),
     }
     let wire = Wire::new((stream, begun), Inspector::new(limits), gate.clone(), limits, open);
     connection.serve_1(TokioIo::new(wire), gate).await
+}
+
+/// What every connection needs of its socket. One that refuses is served without.
+fn settle(stream: &TcpStream) {
+    // Small frames (events, keystrokes) must not wait for an acknowledgement.
+    let _ = stream.set_nodelay(true);
+    // A client whose machine is gone says nothing, as one does that waits for the next event for days.
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, GONE_AFTER);
+    let _ = sockopt::set_tcp_keepintvl(stream, GONE_AFTER / PROBES);
+    let _ = sockopt::set_tcp_keepcnt(stream, PROBES);
 }
 
 /// Whatever lies on top of TCP, and enough bytes to tell the version by. `None` when nothing comes.
@@ -84,7 +102,7 @@ async fn first_bytes(shared: &Shared, stream: TcpStream) -> Result<Option<(Strea
     };
     let mut begun = BytesMut::with_capacity(512);
     let first = tokio::select! {
-        read = timeout(limits.keep_alive + KEEP_ALIVE_MARGIN, stream.read_buf(&mut begun)) => read??,
+        read = timeout(UNUSED.min(limits.keep_alive), stream.read_buf(&mut begun)) => read??,
         () = shared.stop.cancelled() => 0,
     };
     if first == 0 {
@@ -97,6 +115,11 @@ async fn first_bytes(shared: &Shared, stream: TcpStream) -> Result<Option<(Strea
         }
     }
     Ok(Some((stream, begun)))
+}
+
+/// For tunnels, which read and write the connection itself.
+fn reclaim(upgraded: Upgraded) -> Result<Reclaimed, Upgraded> {
+    upgraded.downcast::<TokioIo<Wire>>().map(|parts| parts.io.into_inner().reclaim(parts.read_buf))
 }
 
 #[derive(Clone)]
@@ -134,7 +157,10 @@ impl Connection {
         }
         let asks_for_upgrade =
             request.version() == Version::HTTP_11 && request.headers().contains_key(header::UPGRADE);
-        let (request, progress) = Upload::of(request, self.shared.serving.limits.body_silence);
+        let (mut request, progress) = Upload::of(request, self.shared.serving.limits.body_silence);
+        if asks_for_upgrade {
+            request.extensions_mut().insert(Reclaim(reclaim));
+        }
         let mut response = self.route(request.map(Body::new)).await;
         progress.answered();
         let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -207,5 +233,63 @@ impl Connection {
             Ok(response) => response,
             Err(never) => match never {},
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{Router, extract::Request as Asked, response::IntoResponse};
+    use sandglass_proxy::Socket;
+    use tokio::{io::AsyncWriteExt, net::TcpListener, sync::mpsc};
+
+    use super::*;
+    use crate::listener::{Limits, accept};
+
+    #[tokio::test]
+    async fn clients_that_are_gone_are_found_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (stream, _) = accepted.unwrap();
+        settle(&stream);
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&stream).unwrap(), Duration::from_secs(60));
+        assert_eq!(sockopt::tcp_keepintvl(&stream).unwrap(), Duration::from_secs(15));
+        assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), 4);
+        drop(client);
+    }
+
+    #[tokio::test]
+    async fn an_upgraded_connection_is_given_back_with_all_that_was_read() {
+        let (given, mut reclaimed) = mpsc::unbounded_channel();
+        let upgrade = move |mut request: Asked| {
+            let reclaim = *request.extensions().get::<Reclaim>().unwrap();
+            let (upgraded, given) = (hyper::upgrade::on(&mut request), given.clone());
+            tokio::spawn(async move { given.send(reclaim.0(upgraded.await.unwrap())).ok() });
+            let agreed = [(header::CONNECTION, "upgrade"), (header::UPGRADE, "x")];
+            std::future::ready((StatusCode::SWITCHING_PROTOCOLS, agreed))
+        };
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let serving = Serving {
+            router: Router::new().fallback(upgrade),
+            refuse: |_| StatusCode::BAD_REQUEST.into_response(),
+            transport: Transport::Plain,
+            limits: Limits { drain: Duration::from_millis(50), ..Limits::default() },
+        };
+        let stop = CancellationToken::new();
+        let serving = accept::spawn(socket, serving, stop.clone()).unwrap();
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let asks = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nearly";
+        client.write_all(asks).await.unwrap();
+        let reclaimed = reclaimed.recv().await.unwrap().expect("it is of our own kind");
+        assert!(matches!(reclaimed.socket, Socket::Tcp(_)), "the socket itself");
+        assert_eq!(&*reclaimed.read, b"early");
+        // It counts as open until it is dropped.
+        stop.cancel();
+        reclaimed.cut.cancelled().await;
+        assert!(!serving.is_finished());
+        drop(reclaimed);
+        serving.await.unwrap();
     }
 }

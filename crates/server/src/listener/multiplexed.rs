@@ -25,7 +25,7 @@ use hyper::ext::Protocol;
 use tokio::sync::watch;
 
 use super::{
-    head::{is_host, same_host},
+    head::{MAX_TARGET, is_host, same_host},
     malformed::Malformed,
     settings::Limits,
 };
@@ -96,6 +96,15 @@ fn name_host<B>(request: &mut Request<B>) -> Result<(), Malformed> {
     }
     request.headers_mut().insert(HOST, named);
     let path = request.uri().path_and_query().cloned().ok_or(Malformed::RequestLine)?;
+    // What a request line of HTTP/1 may say, because it may become one.
+    let target = path.as_str();
+    let origin = target.starts_with('/') || (target == "*" && request.method() == Method::OPTIONS);
+    if !origin || !target.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(Malformed::RequestLine);
+    }
+    if target.len() > MAX_TARGET {
+        return Err(Malformed::TargetTooLong);
+    }
     *request.uri_mut() = Uri::from(path);
     Ok(())
 }

@@ -10,7 +10,8 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
+use sandglass_proxy::{Reclaimed, Socket};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::OwnedSemaphorePermit,
@@ -32,7 +33,7 @@ use super::{
 
 /// Read at once where the bytes have to be looked at.
 const HEAD_PIECE: usize = 4 << 10;
-const BODY_PIECE: usize = 16 << 10;
+const BODY_PIECE: usize = 64 << 10;
 /// After a refusal the rest is read for so long and so far, because closing with unread bytes would destroy the answer on its way.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 1 << 20;
@@ -87,6 +88,21 @@ impl Wire {
             cut: Box::pin(open.cut.clone().cancelled_owned()),
             open,
         }
+    }
+
+    /// An upgraded connection without what it takes to be HTTP. `read` was passed on already.
+    pub(super) fn reclaim(self, read: Bytes) -> Reclaimed {
+        let Self { stream, unread, passed, open, .. } = self;
+        let read = if unread.is_empty() && passed.is_empty() {
+            read
+        } else {
+            [&read[..], &passed, &unread].concat().into()
+        };
+        let socket = match stream {
+            Stream::Plain(stream) => Socket::Tcp(stream),
+            Stream::Tls(stream) => Socket::Other(stream),
+        };
+        Reclaimed { socket, read, cut: open.cut.clone(), open: Box::new(open) }
     }
 
     /// Looks at what has come; what is in order can be read afterwards.

@@ -167,6 +167,7 @@ ca_secret_name = "ca"
 mode = "gateway"
 listen = "[::1]:28888"
 key = "hunter2"
+open_gateway = true
 [ingress.gateway]
 address = "gw.example.com:8443"
 route.mode = "header"

@@ -23,7 +23,32 @@ async fn routes_stand_in_a_header_or_in_the_host_name() {
             "{headers}"
         );
     }
+    for (headers, host) in [
+        (
+            format!("Host: {}.Example.com:28888\r\n", label("box")),
+            format!("{}.Example.com:28888", label("box")),
+        ),
+        // Only a name in which the route stands is the program's own.
+        (format!("Host: gw\r\nOpenSandbox-Ingress-To: {}\r\n", label("box")), format!("127.78.0.1:{port}")),
+    ] {
+        let seen = stage.ask("GET /", &headers).await;
+        assert_eq!(seen.got("host"), Some(host.as_str()), "{headers}");
+        let forwarded = headers.split(['\r', ' ']).nth(1);
+        assert_eq!((seen.got("x-forwarded-host"), seen.got("x-forwarded-proto")), (forwarded, Some("http")));
+    }
+    let twice =
+        format!("Host: h\r\nOpenSandbox-Ingress-To: {0}\r\nOpenSandbox-Ingress-To: {0}\r\n", label("box"));
+    assert_eq!(stage.ask("GET /", &twice).await.status, 200);
     for (headers, status) in [
+        // Another program may have read the other one.
+        (
+            &*format!(
+                "Host: h\r\nOpenSandbox-Ingress-To: {}\r\nOpenSandbox-Ingress-To: over-1\r\n",
+                label("box")
+            ),
+            400,
+        ),
+        (&format!("Host: {}.x\r\nOpenSandbox-Ingress-To: \u{e9}\r\n", label("box")), 400),
         ("Host: nothing\r\n", 400),
         ("Host: box-0.example.com\r\n", 400),
         (&format!("Host: box-{port}:28888\r\n"), 400),
@@ -104,7 +129,6 @@ async fn headers_are_passed_on_as_published() {
         )
         .await;
     assert_eq!(seen.got("authorization"), Some("Bearer mine"));
-    assert_eq!(seen.got("opensandbox-egress-auth"), Some("egress"));
     assert_eq!(seen.got("host"), Some(format!("127.78.0.6:{}", stage.port).as_str()));
     assert_eq!(seen.got("x-forwarded-for"), Some("8.8.8.8, 9.9.9.9, 127.0.0.1"));
     assert_eq!((seen.got("x-forwarded-host"), seen.got("x-forwarded-proto")), (Some("h"), Some("http")));
@@ -117,15 +141,16 @@ async fn headers_are_passed_on_as_published() {
         "open-sandbox-ingress",
         "opensandbox-access-renew",
         "x-fast-sandbox-route-credential",
-        // The agent's token is for the agent.
+        // The agent's token is for the agent, the enforcer's for the enforcer.
         "x-execd-access-token",
-        "te",
+        "opensandbox-egress-auth",
         "keep-alive",
         "user-agent",
         "accept-encoding",
     ] {
         assert_eq!(seen.got(gone), None, "{gone}");
     }
+    assert_eq!(seen.got("te"), Some("trailers"));
     assert_eq!(seen.head.matches("set-cookie: ").count(), 2);
     assert!(seen.head.contains("location: /next") && seen.head.contains("server: app"), "{}", seen.head);
     assert!(seen.head.contains("reverse-proxy-server-powerby: opensandbox-ingress"));
@@ -179,6 +204,22 @@ async fn websockets_are_tunnelled_and_their_refusals_relayed() {
     stream.read_exact(&mut frame).await.unwrap();
     assert_eq!(&frame, b"\x81\x05hello");
 
+    assert_eq!(stage.known.used.lock().unwrap().len(), 1);
+    stage.known.change("box", |target| target.renews = true);
+    for (headers, lasts) in [("OpenSandbox-Access-Renew: skip\r\n", false), ("", true)] {
+        stage.known.used.lock().unwrap().clear();
+        let asks = format!("Host: box-{port}.x\r\nX-Custom: hello\r\n{headers}");
+        let (_, mut stream) = upgrade(stage.gateway, &asks).await;
+        stream.read_exact(&mut frame).await.unwrap();
+        let mut rest = Vec::new();
+        stream.write_all(b"\x88\x80\0\0\0\0").await.unwrap();
+        let _ = stream.read_to_end(&mut rest).await;
+        let used = stage.known.used.lock().unwrap().clone();
+        assert!(
+            (used.len() > 1) == lasts && used.iter().all(|(id, at, _)| id == "box" && *at == port),
+            "{used:?}"
+        );
+    }
     let (head, _) = upgrade(stage.gateway, &format!("Host: box-{}.x\r\n", stage.port)).await;
     assert!(head.starts_with("HTTP/1.1 200"), "the program's own answer: {head}");
     for (host, status) in [("box-1.x", 503), ("unknown-80.x", 404), ("paused-1.x", 503), ("guarded-1.x", 401)]
@@ -198,8 +239,18 @@ async fn published_ports_are_gone_through_the_agent_with_its_token() {
     let seen = stage.to("box-3000", "X-EXECD-ACCESS-TOKEN: theirs\r\n").await;
     assert_eq!(seen.body.lines().next(), Some("GET /proxy/3000/x"));
     assert_eq!(seen.got("x-execd-access-token"), Some("agent-token"));
+    let seen = stage.ask("OPTIONS *", "Host: h\r\nOpenSandbox-Ingress-To: box-3000\r\n").await;
+    assert_eq!((seen.status, seen.is_ours()), (400, true), "it would become another port");
     let seen = stage.to("box-8080", "X-EXECD-ACCESS-TOKEN: theirs\r\n").await;
     assert_eq!((seen.body.lines().next(), seen.got("x-execd-access-token")), (Some("GET /x"), None));
+    // The enforcer is asked with what the client brings, and nobody else is.
+    let enforced = crate::ingress::Mapped { egress: Some(stage.port), ..published };
+    stage.known.change("box", |target| target.mapped = Some(enforced));
+    let seen = stage.to("box-18080", "OPENSANDBOX-EGRESS-AUTH: egress\r\n").await;
+    assert_eq!(
+        (seen.body.lines().next(), seen.got("opensandbox-egress-auth")),
+        (Some("GET /x"), Some("egress"))
+    );
     // The agent itself is asked with what the client brings.
     let seen = stage.to("box-44772", "X-EXECD-ACCESS-TOKEN: theirs\r\n").await;
     assert_eq!(
@@ -231,3 +282,41 @@ trait AwaitAfter: Future + Sized {
 }
 
 impl<F: Future> AwaitAfter for F {}
+
+#[tokio::test]
+async fn a_tunnel_has_what_was_sent_early_and_ends_with_the_gateway() {
+    let stage = Stage::new(10, RouteFrom::HeaderOrHost).await;
+    let echo = TcpListener::bind("127.78.0.10:0").await.unwrap();
+    let port = echo.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (mut stream, _) = echo.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        let agreed =
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\nhello ";
+        stream.write_all(agreed).await.unwrap();
+        let (mut from, mut to) = stream.split();
+        let _ = tokio::io::copy(&mut from, &mut to).await;
+    });
+    let mut client = TcpStream::connect(stage.gateway).await.unwrap();
+    let asks =
+        format!("GET / HTTP/1.1\r\nHost: box-{port}.x\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\nearly");
+    client.write_all(asks.as_bytes()).await.unwrap();
+    let mut got = Vec::new();
+    while !got.ends_with(b"hello early") {
+        assert_ne!(client.read_buf(&mut got).await.unwrap(), 0, "{}", got.escape_ascii());
+    }
+    let big: Vec<u8> = (0..4 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
+    let (mut from, mut to) = client.split();
+    let mut back = vec![0; big.len()];
+    let (sent, read) = tokio::join!(to.write_all(&big), from.read_exact(&mut back));
+    assert!(sent.is_ok() && read.is_ok() && back == big);
+
+    stage.stop.cancel();
+    stage.door.close(Duration::from_millis(50)).await;
+    let mut rest = Vec::new();
+    let _ = client.read_to_end(&mut rest).await;
+    assert!(rest.is_empty(), "it is cut");
+}

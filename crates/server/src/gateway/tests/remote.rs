@@ -24,6 +24,8 @@ fn sandbox(id: &str, last: u8) -> IngressSandbox {
         ports: None,
         agent_token: "agent".to_owned(),
         secure_access: None,
+        route_token: String::new(),
+        open: true,
         wakes: false,
         renews: true,
         expires_at: None,
@@ -32,6 +34,27 @@ fn sandbox(id: &str, last: u8) -> IngressSandbox {
 
 fn put(sandbox: IngressSandbox) -> IngressLine {
     IngressLine::Put { sandbox }
+}
+
+#[test]
+fn what_opens_a_sandbox_is_what_the_server_says() {
+    let mirror = Mirror::new(carrier(), None);
+    let open = sandbox("open", 1);
+    let closed = IngressSandbox { open: false, route_token: "route".to_owned(), ..sandbox("closed", 2) };
+    let secure = IngressSandbox { secure_access: Some("secure".to_owned()), ..sandbox("secure", 3) };
+    // As a server tells it that says neither.
+    let unsaid = IngressSandbox { open: false, ..sandbox("unsaid", 4) };
+    for (sandbox, expected) in [
+        (open, (true, false, "")),
+        (closed, (false, false, "route")),
+        (secure, (true, true, "secure")),
+        (unsaid, (false, false, "")),
+    ] {
+        let id = sandbox.id.clone();
+        mirror.take(put(sandbox), &mut HashSet::new());
+        let target = mirror.find(&id, Timestamp::clamped(1_000)).unwrap();
+        assert_eq!((target.open, target.secure_access, target.route_token.as_str()), expected, "{id}");
+    }
 }
 
 #[test]

@@ -34,7 +34,9 @@ async fn who_does_not_pass_wakes_nobody() {
     // A probe is no reason to wake anybody.
     let probe = stage.to(&format!("asleep-{}", stage.port), "OpenSandbox-Access-Renew: skip\r\n").await;
     assert_eq!(probe.status, 401);
-    stage.known.change("asleep", |target| target.secure_access = false);
+    stage.known.change("asleep", |target| (target.secure_access, target.open) = (false, false));
+    assert_eq!(stage.to(&format!("asleep-{}", stage.port), "").await.status, 401);
+    stage.known.change("asleep", |target| target.open = true);
     let probe = stage.to(&format!("asleep-{}", stage.port), "OpenSandbox-Access-Renew: skip\r\n").await;
     assert_eq!(probe.status, 503);
     assert_eq!(stage.known.wakes.load(Relaxed), 0);
