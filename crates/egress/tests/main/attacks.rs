@@ -26,8 +26,14 @@ impl Ear {
 
     fn hears(&self) -> Vec<u8> {
         let mut buffer = [0; 9000];
-        let length = self.0.recv(&mut buffer).unwrap();
-        buffer[..length].to_vec()
+        loop {
+            match self.0.recv(&mut buffer) {
+                Ok(length) => return buffer[..length].to_vec(),
+                // A wait with a limit is not resumed by itself.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
 }
 
