@@ -6,7 +6,7 @@
 //! Bounds: 2,048 connections at a time, the oldest go first; 16 KiB of each and 8 MiB of all of them; 1,024 that were
 //! opened lately.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use sandglass_netlink::conntrack::Tuple;
@@ -29,6 +29,8 @@ pub enum Word {
     Pass,
     /// The connection goes on and is not asked about any more.
     Open,
+    /// The same; it has asked for a host.
+    OpenNamed,
     /// Whoever sent it gets a reset.
     Refuse,
     /// It is lost, and will be sent again.
@@ -62,13 +64,13 @@ pub struct Flows {
 /// Connections that were opened lately: some of their packets may have been waiting by then.
 #[derive(Debug, Default)]
 struct Stragglers {
-    of: HashSet<Tuple>,
+    of: HashMap<Tuple, Word>,
     order: VecDeque<Tuple>,
 }
 
 impl Stragglers {
-    fn add(&mut self, tuple: Tuple) {
-        if self.of.insert(tuple) {
+    fn add(&mut self, tuple: Tuple, word: Word) {
+        if self.of.insert(tuple, word).is_none() {
             self.order.push_back(tuple);
         }
         if self.order.len() > STRAGGLING
@@ -97,9 +99,9 @@ impl Flows {
             (self.answered(back, &segment), None)
         } else if segment.flags & (SYN | ACK | RST | FIN) == SYN {
             (self.begin(there, &segment), None)
-        } else if self.stragglers.of.contains(&there) || self.stragglers.of.contains(&back) {
+        } else if let Some(word) = self.stragglers.of.get(&there).or_else(|| self.stragglers.of.get(&back)) {
             // Said again, in case that the kernel's rules overtook the first time.
-            (Word::Open, None)
+            (*word, None)
         } else {
             // Begun before this program was, or evicted: nobody knows what was in it.
             (Word::Refuse, None)
@@ -241,11 +243,12 @@ impl Flows {
         if !may {
             return Word::Refuse;
         }
-        self.stragglers.add(tuple);
+        let word = if host.is_some() { Word::OpenNamed } else { Word::Open };
+        self.stragglers.add(tuple, word);
         if let Some(host) = host {
             self.opened.remember(tuple, host);
         }
-        Word::Open
+        word
     }
 
     /// Connections and bytes held.

@@ -107,10 +107,10 @@ fn a_connection_is_opened_by_the_acknowledgement_of_an_allowed_name() {
     assert_eq!(talk.server(5001, 1011, ACK, b"early answer"), Word::Pass);
     let end = 1001 + GOOD.len() as u32;
     assert_eq!(talk.server(5001, end - 1, ACK, b""), Word::Pass);
-    assert_eq!(talk.server(5001, end, ACK, b""), Word::Open);
+    assert_eq!(talk.server(5001, end, ACK, b""), Word::OpenNamed);
     assert_eq!(talk.opened.host(&talk.tuple()).as_deref(), Some("good.example"));
     // What was on its way.
-    assert_eq!(talk.client(end, ACK, EVIL), Word::Open);
+    assert_eq!(talk.client(end, ACK, EVIL), Word::OpenNamed);
     // Another connection between the same ends is another one.
     assert_eq!(talk.client(9000, SYN, b""), Word::Pass);
     assert_eq!(talk.opened.host(&talk.tuple()), None);
@@ -137,7 +137,7 @@ fn what_the_server_did_not_take_decides_nothing() {
     assert_eq!(talk.client(1001, ACK, EVIL), Word::Drop);
     assert_eq!(talk.client(1001 + 20, ACK, &EVIL[20..]), Word::Drop);
     assert_eq!(talk.client(1001, ACK, GOOD), Word::Pass);
-    assert_eq!(talk.server(5001, 1001 + GOOD.len() as u32, ACK, b""), Word::Open);
+    assert_eq!(talk.server(5001, 1001 + GOOD.len() as u32, ACK, b""), Word::OpenNamed);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn gaps_are_not_jumped_over_and_early_bytes_are_not_taken() {
     assert_eq!(talk.client(1001, ACK, &GOOD[..4]), Word::Pass);
     // Overlapping, and the same.
     assert_eq!(talk.client(1003, ACK, &GOOD[2..]), Word::Pass);
-    assert_eq!(talk.server(5001, 1001 + GOOD.len() as u32, ACK, b""), Word::Open);
+    assert_eq!(talk.server(5001, 1001 + GOOD.len() as u32, ACK, b""), Word::OpenNamed);
 }
 
 #[test]
@@ -236,11 +236,11 @@ proptest! {
                 prop_assert!(start <= taken);
                 taken = taken.max(end);
             }
-            prop_assert!(word != Word::Open);
+            prop_assert!(!matches!(word, Word::Open | Word::OpenNamed));
         }
         prop_assert_eq!(refused, evil);
         let word = talk.server(5001, 1001 + bytes.len() as u32, ACK, b"");
-        prop_assert_eq!(word, if evil { Word::Refuse } else { Word::Open });
+        prop_assert_eq!(word, if evil { Word::Refuse } else { Word::OpenNamed });
     }
 
     #[test]

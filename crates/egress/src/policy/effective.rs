@@ -82,6 +82,12 @@ impl Effective {
         self.names_matter
     }
 
+    /// The same text for the same rules.
+    pub fn written(&self) -> Vec<u8> {
+        let rules: Vec<&str> = self.written.iter().map(|rule| rule.text.as_str()).collect();
+        serde_json::to_vec(&(self.default_action, rules)).expect("an action and texts")
+    }
+
     fn has_names_against_the_default(&self) -> bool {
         let mut deciding = self.exact.values().chain(self.below.values());
         deciding.any(|&index| self.written[index].action != self.default_action)
