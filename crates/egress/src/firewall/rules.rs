@@ -285,6 +285,9 @@ impl Ruleset<'_> {
             let asks = self.members(&to(protocol, 53), Group::Exempt);
             rules.extend(asks.map(|rule| go(rule, "open")));
         }
+        // All other questions were sent to the DNS gate with their first packet, unless the kernel took them for more of a
+        // question of ours.
+        rules.extend([UDP, TCP].map(|protocol| hidden(to(protocol, 53))));
         rules
     }
 
