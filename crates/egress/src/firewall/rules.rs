@@ -27,6 +27,8 @@ const PENDING: u32 = 2;
 pub(super) const FOLLOWED: u32 = 4;
 /// It was let through for the name that it asked for.
 pub(super) const NAMED: u32 = 8;
+/// It was let through because of its address's names, and what it carries is not inspected.
+const UNREAD: u32 = 16;
 
 /// Reports of refused packets in a second, and in a first burst.
 const REPORTS: (u32, u32) = (20, 50);
@@ -128,8 +130,8 @@ impl Ip {
 pub(super) const FAMILIES: [Ip; 2] = [Ip::V4, Ip::V6];
 
 /// Chains that others go to.
-pub(super) const CHAINS: [&str; 7] =
-    ["egress", "named", "open", "refuse", "refuse_dns", "refuse_quic", "reject"];
+pub(super) const CHAINS: [&str; 8] =
+    ["egress", "named", "open", "open_unread", "refuse", "refuse_dns", "refuse_quic", "reject"];
 
 /// A rule and its chain.
 pub(super) type Placed = (&'static str, Rule);
@@ -307,17 +309,11 @@ impl Ruleset<'_> {
         add(inspected.queue(QUEUE, self.tools.queue));
         // QUIC would carry a name that is not looked at: on its port, and wherever a connection of it begins.
         add(go(Rule::new().protocol(UDP).destination_port(443), "refuse_quic"));
-        for version in [[0, 0, 0, 1], [0x6b, 0x33, 0x43, 0xcf]] {
-            let mut value = vec![0xc0];
-            value.extend_from_slice(&version);
-            let first = Field::Transport { offset: 8, length: 5 };
-            let begins = Rule::new().protocol(UDP).is_masked(first, &[0xc0, 0xff, 0xff, 0xff, 0xff], &value);
-            add(go(begins, "refuse_quic"));
-        }
+        begins_quic(&Rule::new()).into_iter().for_each(|rule| add(go(rule, "refuse_quic")));
+        add(go(Rule::new().protocol(UDP), "open_unread"));
         match plan.default {
             Action::Allow => add(go(Rule::new(), "open")),
             Action::Deny => {
-                add(go(Rule::new().protocol(UDP), "open"));
                 for (protocol, echo) in [(ICMP, 8), (ICMPV6, 128)] {
                     add(go(Rule::new().protocol(protocol).is(Field::ICMP_TYPE, &[echo]), "open"));
                 }
@@ -330,6 +326,7 @@ impl Ruleset<'_> {
     fn ends(&self) -> Vec<Placed> {
         let mut rules = vec![
             ("open", accept(Rule::new().set_connection_mark(OPEN | FOLLOWED))),
+            ("open_unread", accept(Rule::new().set_connection_mark(OPEN | FOLLOWED | UNREAD))),
         ];
         // The reports name what decided, unless it was a rule about the address.
         for (chain, reason) in
@@ -374,6 +371,23 @@ pub(super) fn settle(chain: &'static str) -> [Placed; 3] {
 /// Most packets belong to connections that were decided about long ago.
 pub(super) fn let_through() -> Rule {
     accept(Rule::new().state(state::ESTABLISHED).has_any(Field::ConnectionMark, OPEN))
+}
+
+/// Packets of the box for which [`let_through`] is too generous: what was let through for its address's names may be anything
+/// but QUIC, which hides the name that it asks for, and may begin with any packet. Where a rule allows the address it passes.
+pub(super) fn not_let_through(from_box: &Rule) -> [Rule; 2] {
+    begins_quic(&from_box.clone().protocol(UDP).has_any(Field::ConnectionMark, UNREAD))
+        .map(|rule| go(rule, "refuse_quic"))
+}
+
+/// The first packets of both versions of QUIC.
+fn begins_quic(start: &Rule) -> [Rule; 2] {
+    [[0, 0, 0, 1], [0x6b, 0x33, 0x43, 0xcf]].map(|version| {
+        let mut value = vec![0xc0];
+        value.extend_from_slice(&version);
+        let first = Field::Transport { offset: 8, length: 5 };
+        start.clone().protocol(UDP).is_masked(first, &[0xc0, 0xff, 0xff, 0xff, 0xff], &value)
+    })
 }
 
 /// IPv4 with options is lost: some of them name another destination.

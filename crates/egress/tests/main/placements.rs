@@ -121,6 +121,39 @@ fn addresses_of_names_pass_with_an_allowed_name() {
 }
 
 #[test]
+fn quic_passes_by_rule_and_not_by_name_whatever_comes_before_it() {
+    both(|stage| {
+        let program = stage.start(Fake::new(Action::Deny, &["good.example"], &["evil.example"]));
+        let known = by_name(&[SERVERS[0]]);
+        let open = Plan { default: Action::Allow, dynamic: Vec::new(), ..known.clone() };
+        for plan in [known, open] {
+            program.apply(Plan {
+                networks: by_address(&["192.0.2.2/32"], &["198.51.100.1/32"]).networks,
+                ..plan
+            });
+            let talk = |address: &'static str, port: u16, packets: [&'static [u8]; 2]| {
+                stage.boxed(move || {
+                    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                    socket.set_read_timeout(Some(LONG)).unwrap();
+                    socket.connect((address, port)).unwrap();
+                    packets.map(|packet| {
+                        let _ = socket.take_error();
+                        socket.send(packet).and_then(|_| socket.recv(&mut [0; 100])).is_ok()
+                    })
+                })
+            };
+            const QUIC: &[u8] = &[0xc3, 0, 0, 0, 1, 8, 1, 2, 3, 4, 5, 6, 7, 8];
+            const OTHER: &[u8] = b"something else";
+            assert_eq!(talk(SERVERS[0], 9999, [OTHER, QUIC]), [true, false]);
+            assert_eq!(talk(SERVERS[0], 443, [OTHER, QUIC]), [false, false]);
+            assert_eq!(talk(SERVERS[1], 9999, [OTHER, QUIC]), [true, true]);
+            assert_eq!(talk(SERVERS[1], 443, [QUIC, OTHER]), [true, true]);
+            assert_eq!(talk(SERVERS[2], 443, [QUIC, OTHER]), [false, false]);
+        }
+    });
+}
+
+#[test]
 fn a_name_that_is_not_remembered_is_known_to_have_been_there() {
     both(|stage| {
         let rules = Fake::new(Action::Deny, &["good.example"], &[]);
