@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use proptest::prelude::*;
@@ -48,13 +49,20 @@ struct Talk {
     opened: Opened,
     rules: Arc<Only>,
     port: u16,
+    now: Instant,
 }
 
 impl Talk {
     fn new() -> Self {
         let opened = Opened::default();
         let rules = Arc::new(Only::default());
-        Self { flows: Flows::new(rules.clone(), opened.clone()), opened, rules, port: 40000 }
+        Self {
+            flows: Flows::new(rules.clone(), opened.clone()),
+            opened,
+            rules,
+            port: 40000,
+            now: Instant::now(),
+        }
     }
 
     fn begun() -> Self {
@@ -78,7 +86,7 @@ impl Talk {
     fn judged(&mut self, sequence: u32, flags: u8, bytes: &[u8]) -> (Word, Option<Event>) {
         let tcp = Some(Segment { sequence, acknowledged: 5001, flags, bytes });
         let tuple = self.tuple();
-        self.flows.judge(&Packet { tuple, tcp })
+        self.flows.judge_at(&Packet { tuple, tcp }, self.now)
     }
 
     fn client(&mut self, sequence: u32, flags: u8, bytes: &[u8]) -> Word {
@@ -94,7 +102,8 @@ impl Talk {
             destination_port: there.source_port,
             ..there
         };
-        self.flows.judge(&Packet { tuple, tcp: Some(Segment { sequence, acknowledged, flags, bytes }) }).0
+        let tcp = Some(Segment { sequence, acknowledged, flags, bytes });
+        self.flows.judge_at(&Packet { tuple, tcp }, self.now).0
     }
 }
 
@@ -216,6 +225,28 @@ fn half_seen_connections_are_bounded() {
     assert!(talk.flows.sizes() <= (2048, 8 << 20), "{:?}", talk.flows.sizes());
     talk.port = 1;
     assert_eq!(talk.client(20000, ACK, GOOD), Word::Refuse);
+}
+
+#[test]
+fn what_nobody_goes_on_with_is_given_up() {
+    let mut talk = Talk::begun();
+    assert_eq!(talk.client(1001, ACK, &GOOD[..10]), Word::Pass);
+    assert_eq!(talk.flows.sizes(), (1, 10));
+    // The same ends again: too early to be another connection, then late enough.
+    assert_eq!(talk.client(7000, SYN, b""), Word::Drop);
+    talk.now += Duration::from_secs(60);
+    assert_eq!(talk.client(7000, SYN, b""), Word::Pass);
+    assert_eq!(talk.flows.sizes(), (1, 0));
+    assert_eq!(talk.server(5000, 7001, SYN | ACK, b""), Word::Pass);
+    assert_eq!(talk.client(7001, ACK, &GOOD[..10]), Word::Pass);
+    talk.now += Duration::from_secs(14 * 60);
+    assert_eq!(talk.client(7001, ACK, &GOOD[..10]), Word::Pass, "it is alive");
+    talk.now += Duration::from_secs(15 * 60);
+    talk.port += 1;
+    assert_eq!(talk.client(1000, SYN, b""), Word::Pass);
+    assert_eq!(talk.flows.sizes(), (1, 0));
+    talk.port -= 1;
+    assert_eq!(talk.client(7011, ACK, &GOOD[10..]), Word::Refuse);
 }
 
 proptest! {
