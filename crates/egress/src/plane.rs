@@ -5,6 +5,7 @@
 
 pub mod file;
 
+use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::audit::{Audit, Event};
 use crate::diagnostics::tell;
 use crate::dns::addresses;
 use crate::enforcer::Enforcer;
-use crate::firewall::{Connection, Doh, NameGate, Plan};
+use crate::firewall::{Asked, Connection, Doh, NameGate, Plan};
 use crate::policy::always::{Always, AlwaysFiles};
 use crate::policy::document::{Invalid, Policy};
 use crate::policy::effective::{Effective, InForce};
@@ -62,6 +63,15 @@ impl Admission {
     }
 }
 
+/// What becomes of connections of which nobody knows any more what they are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unknown {
+    /// The rules are those that they were last judged by.
+    Stays,
+    /// If names decide: they may have been for one that is denied now.
+    Ends,
+}
+
 /// Says what is wrong with rules for those who depend on them, which is the vault.
 pub trait Dependent: Send {
     fn accepts(&self, rules: &dyn Rules) -> Result<(), String>;
@@ -99,6 +109,8 @@ pub struct Plane {
     files: AlwaysFiles,
     stored: PolicyFile,
     kept: Kept,
+    /// The rules that every connection was last judged by.
+    judged: Kept,
     enforcer: Box<dyn Enforcer>,
     resolved: Resolved,
     audit: Arc<dyn Audit>,
@@ -158,6 +170,7 @@ impl Plane {
             files,
             stored,
             kept,
+            judged: parts.state.section(Section::Judged),
             enforcer: parts.enforcer,
             resolved: Resolved::restore(parts.state.section(Section::Names))?,
             audit: parts.audit,
@@ -166,10 +179,15 @@ impl Plane {
         })
     }
 
-    /// Puts the first rules into the kernel.
+    /// Puts the first rules into the kernel, and ends what an earlier worker has let through and they do not.
     pub fn start(&mut self) -> io::Result<()> {
         let rules = self.rules.current();
-        self.enforcer.apply(&self.plan(&rules))
+        self.enforcer.apply(&self.plan(&rules))?;
+        // The earlier one may have died between storing a policy and enforcing it.
+        let same = self.judged.read()? == rules.written();
+        self.cut(&rules, if same { Unknown::Stays } else { Unknown::Ends })?;
+        self.note_judged(&rules);
+        Ok(())
     }
 
     /// The rules that every gate asks.
@@ -225,7 +243,7 @@ impl Plane {
         let before = self.rules.current();
         self.enforcer.apply(&self.plan(&next))?;
         self.rules.swap(next.clone());
-        if let Err(error) = self.cut(&next) {
+        if let Err(error) = self.cut(&next, Unknown::Ends) {
             self.rules.swap(before.clone());
             if let Err(again) = self.enforcer.apply(&self.plan(&before)) {
                 tell(
@@ -235,6 +253,7 @@ impl Plane {
             }
             return Err(error);
         }
+        self.note_judged(&next);
         let private = self.fixed.private_answers;
         let allowed = |name: &str, address| is_open(&next, private, name, address);
         if let Err(error) = self.resolved.retain(allowed) {
@@ -246,33 +265,58 @@ impl Plane {
         Ok(())
     }
 
+    fn note_judged(&self, rules: &Effective) {
+        if let Err(error) = self.judged.replace(&rules.written()) {
+            // The next worker ends more than it has to.
+            tell(Level::Warn, format_args!("the rules in force are not kept for the next worker: {error}"));
+        }
+    }
+
     /// Ends connections to what is not allowed any more. One address may serve several names: if one of them is denied now, a
     /// connection may be to that one.
-    fn cut(&mut self, rules: &Effective) -> io::Result<()> {
-        let known = self.resolved.by_address();
+    fn cut(&mut self, rules: &Effective, unknown: Unknown) -> io::Result<()> {
         let allowed = |name: &str| rules.name(name).action == Action::Allow;
+        let known = self.resolved.by_address();
+        let all_allowed: HashMap<IpAddr, bool> =
+            known.into_iter().map(|(address, names)| (address, names.into_iter().all(allowed))).collect();
+        let by_default = rules.default_action() == Action::Allow;
+        let private = self.fixed.private_answers;
+        let led_to = |address| by_default || addresses::refused(address, rules, private).is_none();
+        let strict = unknown == Unknown::Ends && rules.names_matter();
+        let has_forgotten = strict && self.resolved.has_forgotten();
         let exempt = &self.fixed.dns_exempt;
         let ended = self.enforcer.cut(&|connection: &Connection| {
-            if connection.port == DNS && exempt.contains(&connection.address) {
+            let address = connection.address;
+            if connection.port == DNS && exempt.contains(&address) {
                 return true;
             }
-            let names = known.get(&connection.address);
-            match (rules.address(connection.address), &connection.host, names) {
-                (Some(verdict), ..) => verdict.action == Action::Allow,
-                (None, Some(host), _) => allowed(host),
-                (None, None, Some(names)) => names.iter().all(|name| allowed(name)),
-                (None, None, None) => rules.default_action() == Action::Allow,
+            if let Some(verdict) = rules.address(address) {
+                return verdict.action == Action::Allow;
+            }
+            match (&connection.asked, all_allowed.get(&address)) {
+                (Asked::Host(host), _) => allowed(host) && led_to(address),
+                (Asked::Forgotten, _) if strict => false,
+                (Asked::Nothing, _) if has_forgotten => false,
+                (_, Some(all_allowed)) => *all_allowed && led_to(address),
+                (_, None) => by_default,
             }
         })?;
         if ended > 0 {
             tell(Level::Info, format_args!("{ended} connections ended with the change of the rules"));
+        }
+        if has_forgotten && let Err(error) = self.resolved.start_over() {
+            tell(
+                Level::Warn,
+                format_args!("names that were resolved are not kept for the next worker: {error}"),
+            );
         }
         Ok(())
     }
 
     fn plan(&self, rules: &Effective) -> Plan {
         let private = self.fixed.private_answers;
-        let open = self.resolved.open(Moment::now());
+        // Where everything passes by default, addresses of names need not be let through.
+        let open = self.resolved.open(Moment::now()).filter(|_| rules.default_action() == Action::Deny);
         let still = open.filter(|(name, address, _)| is_open(rules, private, name, *address));
         let names = if rules.names_matter() { NameGate::On } else { NameGate::Off };
         // What travels in the clear is read request by request.

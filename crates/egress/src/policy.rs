@@ -3,6 +3,7 @@
 pub mod always;
 pub mod document;
 pub mod effective;
+mod spans;
 pub mod target;
 
 use std::net::IpAddr;

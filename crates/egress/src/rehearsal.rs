@@ -99,7 +99,17 @@ impl Rehearsal {
     }
 
     pub(crate) fn with_state(settings: &Settings, state: State, dependent: impl Dependent + 'static) -> Self {
-        let (kernel, notebook) = (Kernel::default(), Arc::new(Notebook::default()));
+        Self::with_kernel(settings, state, dependent, Kernel::default())
+    }
+
+    /// On a kernel in which something is open already.
+    pub(crate) fn with_kernel(
+        settings: &Settings,
+        state: State,
+        dependent: impl Dependent + 'static,
+        kernel: Kernel,
+    ) -> Self {
+        let notebook = Arc::new(Notebook::default());
         let first = Plane::first_rules(settings, &state).unwrap();
         let enforcer = Box::new(kernel.clone());
         let parts = Parts { state, enforcer, audit: notebook.clone(), dependent: Box::new(dependent) };

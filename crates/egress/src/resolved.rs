@@ -1,7 +1,7 @@
 //! Which addresses were given out for which names, and until when they are open.
 //!
 //! Expired entries are remembered while there is room: a connection outlives the entry that let it through, and when the policy changes
-//! they tell what it was opened for. Survives the worker.
+//! they tell what it was opened for. If there was no room, that is remembered. Survives the worker.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::state::Kept;
 
-/// Pairs of name and address. With names of the greatest length some three megabytes.
+/// Pairs of name and address; those that expire first are forgotten first. With names of the greatest length some three megabytes.
 const MOST: usize = 8192;
 
 /// Addresses of one answer that are used; no service has more.
@@ -20,6 +20,9 @@ pub const MOST_PER_ANSWER: usize = 32;
 
 /// The log is written anew beyond this, which is more than a full table takes.
 const LONGEST_LOG: u64 = 8 << 20;
+
+/// The line of the log that says that something was forgotten.
+const FORGOT: &[u8] = b"forgot";
 
 /// Milliseconds since the machine started: the same clock for each worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -55,16 +58,21 @@ pub struct Resolved {
     names: HashMap<String, HashMap<IpAddr, Moment>>,
     /// The same by age, to know what goes first.
     order: BTreeSet<(Moment, String, IpAddr)>,
+    forgot: bool,
     kept: Kept,
 }
 
 impl Resolved {
     /// What an earlier worker knew; nothing if it cannot be read.
     pub fn restore(kept: Kept) -> io::Result<Self> {
-        let mut table = Self { names: HashMap::new(), order: BTreeSet::new(), kept };
+        let mut table = Self { names: HashMap::new(), order: BTreeSet::new(), forgot: false, kept };
         let log = table.kept.read()?;
-        for entry in log.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()) {
-            table.insert(entry);
+        for line in log.split(|byte| *byte == b'\n') {
+            if line == FORGOT {
+                table.forgot = true;
+            } else if let Ok(entry) = serde_json::from_slice(line) {
+                table.insert(entry);
+            }
         }
         Ok(table)
     }
@@ -74,7 +82,12 @@ impl Resolved {
         let entry = Entry { name: name.to_owned(), addresses: addresses.to_vec(), until };
         let mut line = serde_json::to_vec(&entry)?;
         line.push(b'\n');
+        let knew_all = !self.forgot;
         self.insert(entry);
+        if self.forgot && knew_all {
+            line.extend_from_slice(FORGOT);
+            line.push(b'\n');
+        }
         match self.kept.append(&line) {
             Ok(length) if length <= LONGEST_LOG => Ok(()),
             _ => self.rewrite(),
@@ -93,8 +106,23 @@ impl Resolved {
                 && let Some((_, name, address)) = self.order.pop_first()
             {
                 self.forget_pair(&name, address);
+                self.forgot = true;
             }
         }
+    }
+
+    /// Whether pairs were forgotten for want of room, so that an address that is not known may have had names, and one that is known
+    /// others.
+    pub fn has_forgotten(&self) -> bool {
+        self.forgot
+    }
+
+    /// Nothing depends any more on what was forgotten until now.
+    pub fn start_over(&mut self) -> io::Result<()> {
+        if !std::mem::take(&mut self.forgot) {
+            return Ok(());
+        }
+        self.rewrite()
     }
 
     fn forget_pair(&mut self, name: &str, address: IpAddr) {
@@ -120,6 +148,10 @@ impl Resolved {
 
     fn rewrite(&self) -> io::Result<()> {
         let mut log = Vec::new();
+        if self.forgot {
+            log.extend_from_slice(FORGOT);
+            log.push(b'\n');
+        }
         for (until, name, address) in &self.order {
             let entry = Entry { name: name.clone(), addresses: vec![*address], until: *until };
             serde_json::to_writer(&mut log, &entry)?;
@@ -186,6 +218,13 @@ mod tests {
         assert_eq!((table.order.len(), table.names.len()), (MOST, MOST));
         assert!(!table.leads_to("9.test", address(1), Moment(0)));
         assert!(table.leads_to("10.test", address(1), Moment(0)));
+        assert!(table.has_forgotten());
+        let mut next = Resolved::restore(state.section(Section::Names)).unwrap();
+        assert!(next.has_forgotten());
+        next.start_over().unwrap();
+        let last = Resolved::restore(state.section(Section::Names)).unwrap();
+        assert!(!last.has_forgotten());
+        assert_eq!(last.order, table.order);
     }
 
     #[test]

@@ -16,6 +16,9 @@ use crate::vault::Secret;
 
 use reading::Reading;
 
+/// Ports that may be intercepted beside the usual ones.
+const MOST_PORTS: usize = 1024;
+
 /// Everything that can be set.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -58,6 +61,7 @@ pub struct Dns {
 pub struct Intercept {
     pub tls: Switch,
     pub port: u16,
+    /// At most 1,024, beside the usual ones.
     pub extra_ports: Vec<u16>,
     pub trust: PathBuf,
     pub extra_authority: Option<PathBuf>,
@@ -124,7 +128,7 @@ impl Settings {
             deny_webhook: from.web_address("OPENSANDBOX_EGRESS_DENY_WEBHOOK"),
             dns: dns(&mut from, &placement)?,
             doh: doh(&mut from)?,
-            intercept: intercept(&mut from),
+            intercept: intercept(&mut from)?,
             vault: VaultSettings {
                 trusted_peers: from.networks("OPENSANDBOX_EGRESS_CREDENTIAL_VAULT_TRUSTED_PROXY_CIDRS")?,
                 scoped_matches: from.switch("OPENSANDBOX_EGRESS_CREDENTIAL_VAULT_REQUIRE_SCOPED_MATCH"),
@@ -176,11 +180,11 @@ fn doh(from: &mut Reading<'_>) -> Result<Doh, Refused> {
     })
 }
 
-fn intercept(from: &mut Reading<'_>) -> Intercept {
-    Intercept {
+fn intercept(from: &mut Reading<'_>) -> Result<Intercept, Refused> {
+    Ok(Intercept {
         tls: from.switch("OPENSANDBOX_EGRESS_MITMPROXY_TRANSPARENT"),
         port: from.number("OPENSANDBOX_EGRESS_MITMPROXY_PORT", 18081, 1..=u16::MAX),
-        extra_ports: from.ports("OPENSANDBOX_EGRESS_MITMPROXY_EXTRA_PORTS"),
+        extra_ports: from.ports("OPENSANDBOX_EGRESS_MITMPROXY_EXTRA_PORTS", MOST_PORTS)?,
         trust: from.path("OPENSANDBOX_EGRESS_MITMPROXY_UPSTREAM_TRUST_DIR", "/etc/ssl/certs"),
         extra_authority: from.text("OPENSANDBOX_EGRESS_MITMPROXY_UPSTREAM_EXTRA_CA").map(Into::into),
         verification: match from.switch("OPENSANDBOX_EGRESS_MITMPROXY_SSL_INSECURE") {
@@ -190,7 +194,7 @@ fn intercept(from: &mut Reading<'_>) -> Intercept {
         proxy: from.text("OPENSANDBOX_EGRESS_UPSTREAM_PROXY"),
         proxy_authorization: from.text("OPENSANDBOX_EGRESS_UPSTREAM_PROXY_AUTH").map(Secret::new),
         authority_folder: from.path("SANDGLASS_EGRESS_CA_DIR", "/opt/opensandbox"),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -250,6 +254,19 @@ mod tests {
         assert_eq!(
             read(&[("SANDGLASS_EGRESS_PLACEMENT", "gateway")]).unwrap_err().name,
             "SANDGLASS_EGRESS_BOX"
+        );
+    }
+
+    #[test]
+    fn ports_are_counted_once_and_bounded() {
+        let ports =
+            |last: u16| (1..=last).chain(1..9).map(|port| port.to_string()).collect::<Vec<_>>().join(",");
+        let name = "OPENSANDBOX_EGRESS_MITMPROXY_EXTRA_PORTS";
+        assert_eq!(read(&[(name, &ports(1024))]).unwrap().0.intercept.extra_ports.len(), MOST_PORTS);
+        let refused = read(&[(name, &ports(1025))]).unwrap_err();
+        assert_eq!(
+            (refused.name, refused.problem.as_str()),
+            (name, "a list of 1025 ports (name 1024 at most)")
         );
     }
 

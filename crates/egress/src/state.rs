@@ -31,6 +31,8 @@ pub enum Section {
     Vault,
     /// The key and certificate of the intercepting authority.
     Authority,
+    /// The rules that every connection was last judged by.
+    Judged,
 }
 
 /// The file.

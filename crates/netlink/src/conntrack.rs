@@ -17,6 +17,7 @@ const TUPLE_ORIG: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
 const STATUS: u16 = 3;
 const MARK: u16 = 8;
+const MARK_MASK: u16 = 21;
 const ID: u16 = 12;
 const TUPLE_IP: u16 = 1;
 const TUPLE_PROTO: u16 = 2;
@@ -60,20 +61,48 @@ pub fn connections(socket: &mut Socket) -> io::Result<Vec<Connection>> {
     Ok(answers.iter().filter_map(|(_, body)| parse(body)).collect())
 }
 
-/// Forgets a connection; one that is gone already is fine.
-pub fn forget(socket: &mut Socket, connection: &Connection) -> io::Result<()> {
-    let request = delete(connection.original.source).nest(TUPLE_ORIG, |nest| nest.raw(&connection.key));
-    let request = match connection.id {
-        // Not another one between the same ends that has come since.
-        Some(id) => request.network(ID, id),
-        None => request,
-    };
-    absent_is_fine(socket.request(request))
+/// Shows every connection of the socket's network namespace whose mark has all of these bits, while they come in; none is
+/// held. Connections that come or go meanwhile may be missing or shown twice. The visitor may forget some by another
+/// socket; after an error of its no more are shown.
+pub fn each_marked(
+    socket: &mut Socket,
+    bits: u32,
+    visit: &mut dyn FnMut(Connection) -> io::Result<()>,
+) -> io::Result<()> {
+    let request = Message::new(SUBSYSTEM | GET, DUMP, &family_header(libc::AF_UNSPEC as u8, 0));
+    let request = request.network(MARK, bits).network(MARK_MASK, bits);
+    socket.dump_each(request, &mut |_, body| match parse(body) {
+        // Kernels that know no filter show all.
+        Some(connection) if connection.mark & bits == bits => visit(connection),
+        _ => Ok(()),
+    })
+}
+
+/// Forgets connections, some hundreds at most at a time; those that are gone already are fine.
+pub fn forget<'a>(
+    socket: &mut Socket,
+    connections: impl IntoIterator<Item = &'a Connection>,
+) -> io::Result<()> {
+    let mut requests: Vec<Message> = connections.into_iter().map(Connection::deletion).collect();
+    let Some(last) = requests.last_mut() else { return Ok(()) };
+    last.ask_for_answer();
+    socket.transact_but(requests, Some(libc::ENOENT)).map_err(|(_, error)| error)
+}
+
+impl Connection {
+    fn deletion(&self) -> Message {
+        let request = delete(self.original.source, 0).nest(TUPLE_ORIG, |nest| nest.raw(&self.key));
+        match self.id {
+            // Not another one between the same ends that has come since.
+            Some(id) => request.network(ID, id),
+            None => request,
+        }
+    }
 }
 
 /// Forgets the TCP or UDP connection whose first packet was sent so; absent is fine.
 pub fn forget_tuple(socket: &mut Socket, tuple: &Tuple) -> io::Result<()> {
-    let request = delete(tuple.source).nest(TUPLE_ORIG, |nest| {
+    let request = delete(tuple.source, ACK).nest(TUPLE_ORIG, |nest| {
         let nest = nest.nest(TUPLE_IP, |ip| match (tuple.source, tuple.destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 ip.attribute(IP_V4_SRC, &source.octets()).attribute(IP_V4_DST, &destination.octets())
@@ -99,9 +128,9 @@ fn mapped(address: IpAddr) -> [u8; 16] {
     }
 }
 
-fn delete(source: IpAddr) -> Message {
+fn delete(source: IpAddr, flags: u16) -> Message {
     let family = if source.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    Message::new(SUBSYSTEM | DELETE, ACK, &family_header(family as u8, 0))
+    Message::new(SUBSYSTEM | DELETE, flags, &family_header(family as u8, 0))
 }
 
 fn absent_is_fine(result: io::Result<()>) -> io::Result<()> {

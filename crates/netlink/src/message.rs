@@ -87,8 +87,17 @@ impl Message {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
+    pub(crate) fn ask_for_answer(&mut self) {
+        let flags = (self.flags() | ACK).to_ne_bytes();
+        self.bytes[6..8].copy_from_slice(&flags);
+    }
+
     pub(crate) fn wants_answer(&self) -> bool {
-        u16::from_ne_bytes([self.bytes[6], self.bytes[7]]) & (ACK | DUMP) != 0
+        self.flags() & (ACK | DUMP) != 0
+    }
+
+    fn flags(&self) -> u16 {
+        u16::from_ne_bytes([self.bytes[6], self.bytes[7]])
     }
 
     pub(crate) fn finish(&mut self, sequence: u32) {

@@ -1,12 +1,13 @@
 //! A netlink socket.
 //!
-//! Invariant: every request carries a sequence number, and [`Socket::transact`] returns only when each was
-//! acknowledged, so a late answer is never taken for another request's.
+//! Invariant: every request carries a sequence number, and [`Socket::transact`] returns only when each that asked for it
+//! was acknowledged or one has failed, so a late answer is never taken for another request's.
 
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, netlink::SocketAddrNetlink, recv,
     send, socket_with,
@@ -17,7 +18,8 @@ use crate::message::{HEADER, Message};
 const ERROR: u16 = libc::NLMSG_ERROR as u16;
 const DONE: u16 = libc::NLMSG_DONE as u16;
 
-/// What a batch or a burst of packets may take in the kernel; a table of thousands of addresses is one message.
+/// What a burst of packets may take in the kernel, if it lets us. Whoever sends must not count on it: in a user namespace
+/// the system's limits hold, some 200 KB.
 const BUFFER: c_int = 4 << 20;
 
 /// An answer's type and what follows its header.
@@ -38,9 +40,13 @@ impl Socket {
 
     pub fn netfilter() -> io::Result<Self> {
         let socket = Self::open(Some(rustix::net::netlink::NETFILTER))?;
-        // Without the privilege to force them, the ordinary limits hold, which is enough for small tables.
-        for option in [libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE] {
-            let _ = socket.set(libc::SOL_SOCKET, option, BUFFER);
+        for (forced, asked) in
+            [(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF), (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)]
+        {
+            // Without the privilege to force them, as much as the system gives to everybody.
+            if socket.set(libc::SOL_SOCKET, forced, BUFFER).is_err() {
+                let _ = socket.set(libc::SOL_SOCKET, asked, BUFFER);
+            }
         }
         // Refusals do not repeat the request, which may be longer than what is read at once.
         socket.set(libc::SOL_NETLINK, libc::NETLINK_CAP_ACK, 1)?;
@@ -69,38 +75,59 @@ impl Socket {
     }
 
     /// Sends all messages in one go; the kernel handles them in order. The error is the first one, with the index of
-    /// its message; later messages may have been carried out nevertheless.
-    pub fn transact(&mut self, mut messages: Vec<Message>) -> Result<(), (usize, io::Error)> {
+    /// its message; later messages may have been carried out nevertheless. Failures are heard of whether or not their
+    /// message asks for an answer; the last message has to.
+    pub fn transact(&mut self, messages: Vec<Message>) -> Result<(), (usize, io::Error)> {
+        self.transact_but(messages, None)
+    }
+
+    /// The same; a failure with this number is none.
+    pub(crate) fn transact_but(
+        &mut self,
+        mut messages: Vec<Message>,
+        fine: Option<c_int>,
+    ) -> Result<(), (usize, io::Error)> {
         let first = self.sequence + 1;
-        let mut waiting = 0_usize;
-        let mut packet = Vec::new();
+        let mut packet = Vec::with_capacity(messages.iter().map(|message| message.bytes().len()).sum());
         for message in &mut messages {
             self.sequence += 1;
             message.finish(self.sequence);
-            waiting += usize::from(message.wants_answer());
             packet.extend_from_slice(message.bytes());
         }
-        send(&self.fd, &packet, SendFlags::empty()).map_err(|error| (0, error.into()))?;
+        let mut waiting = messages.iter().filter(|message| message.wants_answer()).count();
+        retry_on_intr(|| send(&self.fd, &packet, SendFlags::empty())).map_err(|error| (0, error.into()))?;
         let mut failed: Option<(usize, io::Error)> = None;
         while waiting > 0 {
             for (kind, sequence, body) in self.receive().map_err(|error| (0, error))? {
-                if kind != ERROR || sequence < first {
-                    continue;
-                }
-                waiting = waiting.saturating_sub(1);
-                if let Some(error) = error_of(&body) {
-                    let index = (sequence - first) as usize;
-                    if failed.as_ref().is_none_or(|(earlier, _)| index < *earlier) {
-                        failed = Some((index, error));
-                    }
+                let Some(index) = sequence.checked_sub(first).filter(|_| kind == ERROR) else { continue };
+                let index = index as usize;
+                waiting -= usize::from(messages.get(index).is_some_and(Message::wants_answer));
+                if let Some(error) = error_of(&body)
+                    && error.raw_os_error() != fine
+                    && failed.as_ref().is_none_or(|(earlier, _)| index < *earlier)
+                {
+                    failed = Some((index, error));
                 }
             }
-            // The end markers of an nfnetlink batch report a failure without having asked for an answer.
+            // What did not come about as a whole is not acknowledged as such.
             if failed.is_some() {
+                self.drain();
                 break;
             }
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Throws away answers that nobody waits for, so that they take no room from later ones.
+    fn drain(&self) {
+        let mut buffer = [0; 64];
+        loop {
+            match recv(&self.fd, &mut buffer[..], RecvFlags::DONTWAIT) {
+                // Some were lost: of those, too, nobody waits for any.
+                Ok(_) | Err(Errno::INTR | Errno::NOBUFS) => {}
+                Err(_) => return,
+            }
+        }
     }
 
     /// One request whose only outcome is success or failure.
@@ -112,24 +139,37 @@ impl Socket {
     pub(crate) fn send(&mut self, mut message: Message) -> io::Result<()> {
         self.sequence += 1;
         message.finish(self.sequence);
-        send(&self.fd, message.bytes(), SendFlags::empty())?;
+        retry_on_intr(|| send(&self.fd, message.bytes(), SendFlags::empty()))?;
         Ok(())
     }
 
     /// All objects of a dump request.
     pub fn dump(&mut self, message: Message) -> io::Result<Vec<Answer>> {
-        self.send(message)?;
         let mut objects = Vec::new();
+        self.dump_each(message, &mut |kind, body| {
+            objects.push((kind, body.to_vec()));
+            Ok(())
+        })?;
+        Ok(objects)
+    }
+
+    /// Shows every object of a dump request, with its type, while they come in; none is held. After an error of `visit`
+    /// no more are shown.
+    pub fn dump_each(
+        &mut self,
+        message: Message,
+        visit: &mut dyn FnMut(u16, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.send(message)?;
+        let mut outcome = Ok(());
         loop {
             for (kind, sequence, body) in self.receive()? {
                 match kind {
                     _ if sequence != self.sequence => {}
-                    DONE => return Ok(objects),
-                    ERROR => match error_of(&body) {
-                        Some(error) => return Err(error),
-                        None => return Ok(objects),
-                    },
-                    _ => objects.push((kind, body)),
+                    DONE => return outcome,
+                    ERROR => return error_of(&body).map_or(outcome, Err),
+                    // The socket is of no use before the end was read.
+                    _ => outcome = outcome.and_then(|()| visit(kind, &body)),
                 }
             }
         }
@@ -138,7 +178,7 @@ impl Socket {
     /// What arrived, as type, sequence number and what follows the header.
     pub(crate) fn receive(&mut self) -> io::Result<Vec<(u16, u32, Vec<u8>)>> {
         let mut buffer = vec![0; 64 * 1024];
-        let (length, _) = recv(&self.fd, &mut buffer[..], RecvFlags::empty())?;
+        let (length, _) = retry_on_intr(|| recv(&self.fd, &mut buffer[..], RecvFlags::empty()))?;
         let mut rest = &buffer[..length];
         let mut messages = Vec::new();
         while rest.len() >= HEADER {

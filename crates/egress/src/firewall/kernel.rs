@@ -2,7 +2,8 @@
 //!
 //! Invariants: the table exists from [`Firewall::open`] on and is never taken away, so what a worker leaves behind when
 //! it dies is closed for everything new that it has not admitted; a change takes effect between two packets.
-//! Bounds: 16,384 admitted addresses and 8,192 cut connections.
+//! Bounds: 8,192 admitted addresses, those that would expire first go first; 8,192 cut connections. No transaction is longer
+//! than some 100 KB, whatever the plan has in it: more than twice that is refused in a user namespace.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,49 +11,46 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use sandglass_netlink::conntrack::{self, Tuple};
-use sandglass_netlink::nft::batch::{Batch, Element, Holding, Key, Set};
+use sandglass_netlink::nft::batch::{Batch, Holding, Key, Set};
 use sandglass_netlink::nft::rule::{QueueBy, Rule};
 use sandglass_netlink::socket::Socket;
 
 use super::denials::{COPIED, Denials};
 use super::opened::Opened;
 use super::placements::base_chains;
-use super::plan::{Doh, Placement, Plan, Ports};
-use super::ranges::merged;
-use super::rules::{CHAINS, FAMILIES, GROUP, Group, Ip, OPEN, PENDING, QUEUE, Ruleset, TCP, Tools};
+use super::plan::{Placement, Plan, Ports};
+use super::rules::{CHAINS, FAMILIES, GROUP, Group, Ip, QUEUE, Ruleset, Tools};
+use super::sets::{self, SOME, expiring};
 use crate::policy::Action;
 
-const TABLE: &str = "sandglass-egress";
-const ADMITTED: u32 = 16_384;
+pub(super) const TABLE: &str = "sandglass-egress";
+pub(super) const ADMITTED: usize = 8192;
 const CUT: u32 = 8192;
-/// How long the far end of a connection that was cut cannot take it up again.
-const CUT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// A connection of the box that was let through, or is being inspected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Connection {
-    /// One of `IPPROTO_*`.
-    pub protocol: u8,
-    pub address: IpAddr,
-    /// Zero where the protocol has no ports.
-    pub port: u16,
-    /// The name that it asked for, if it was inspected, asked for one, and that is remembered.
-    pub host: Option<String>,
-}
 
 /// The kernel's rules for one box.
 #[derive(Debug)]
 pub struct Firewall {
-    socket: Socket,
+    pub(super) socket: Socket,
+    pub(super) listing: Option<Socket>,
     placement: Placement,
     ports: Ports,
     tools: Tools,
+    /// Of the last attempt to apply a plan.
     generation: u64,
-    applied: bool,
+    in_force: Option<InForce>,
+    /// Sets that no rule names and that could not be taken away.
+    left: Vec<String>,
     /// Admitted addresses and when each leaves the set.
     admitted: HashMap<IpAddr, Instant>,
-    opened: Opened,
+    pub(super) opened: Opened,
+}
+
+/// The plan that the rules were made from, as far as it is needed later.
+#[derive(Debug)]
+struct InForce {
+    generation: u64,
+    default: Action,
+    sets: Vec<String>,
 }
 
 impl Firewall {
@@ -87,28 +85,58 @@ impl Firewall {
         let tools = find_out(&mut socket)?;
         Ok(Self {
             socket,
+            listing: None,
             placement,
             ports,
             tools,
             generation: 0,
-            applied: false,
+            in_force: None,
+            left: Vec::new(),
             admitted: HashMap::new(),
             opened: Opened::default(),
         })
     }
 
-    /// Makes a plan effective in one transaction: rules, networks and admitted addresses. If it fails, what was in force
-    /// before still is. Admitted addresses that the plan does not name are not admitted any more.
+    /// Makes a plan effective between two packets: rules, networks and admitted addresses. If it fails, what was in force
+    /// before still is. Admitted addresses that the plan does not name are not admitted any more; of more than there is
+    /// room for, the first ones are taken.
     pub fn apply(&mut self, plan: &Plan) -> io::Result<()> {
-        let generation = self.generation + 1;
+        let left = sets::unload(&mut self.socket, std::mem::take(&mut self.left));
+        // A name that nothing which has failed has used.
+        self.generation += 1;
+        let admitted = self.admissible(plan);
+        let loaded = sets::of(plan, &admitted, self.generation);
+        let loading = sets::load(&mut self.socket, &loaded).map_err(named("load the addresses"));
+        let names = loaded.into_iter().map(|set| set.name).collect();
+        if let Err(error) = loading.and_then(|()| self.swap(plan)) {
+            self.left = left;
+            self.left.append(&mut sets::unload(&mut self.socket, names));
+            return Err(error);
+        }
+        let now = InForce { generation: self.generation, default: plan.default, sets: names };
+        let before = self.in_force.replace(now);
+        self.admitted = admitted;
+        // Afterwards, because it takes the longer the more there was.
+        self.left = left;
+        self.left.extend(before.map_or_else(Vec::new, |before| sets::unload(&mut self.socket, before.sets)));
+        Ok(())
+    }
+
+    fn admissible(&self, plan: &Plan) -> HashMap<IpAddr, Instant> {
         let now = Instant::now();
         let mut admitted = HashMap::new();
         for (address, during) in &plan.dynamic {
-            if self.carries(*address) && admitted.len() < ADMITTED as usize {
+            let has_room = admitted.len() < ADMITTED || admitted.contains_key(address);
+            if self.carries(*address) && has_room {
                 let until = admitted.entry(*address).or_insert(now);
                 *until = (*until).max(now + *during);
             }
         }
+        admitted
+    }
+
+    /// Puts the rules of the newest generation in place of the present ones.
+    fn swap(&mut self, plan: &Plan) -> io::Result<()> {
         let mut batch = Batch::new();
         for (chain, _) in base_chains(&self.placement) {
             batch.flush_chain(TABLE, chain);
@@ -116,85 +144,78 @@ impl Firewall {
         for chain in CHAINS {
             batch.flush_chain(TABLE, chain);
         }
-        for family in FAMILIES {
-            for group in Group::ALL {
-                add_set(&mut batch, (group, family, generation), members(plan, &admitted, (group, family)));
-            }
-        }
-        let (placement, ports, tools) = (&self.placement, self.ports, self.tools);
+        let (placement, ports, tools, generation) =
+            (&self.placement, self.ports, self.tools, self.generation);
         for (chain, rule) in (Ruleset { placement, ports, tools, generation, plan: Some(plan) }).rules() {
             batch.add_rule(TABLE, chain, &rule);
         }
-        if self.applied {
-            for family in FAMILIES {
-                Group::ALL.iter().for_each(|g| batch.delete_set(TABLE, &g.set(family, self.generation)));
-            }
-        }
-        batch.commit(&mut self.socket).map_err(named("install the rules"))?;
-        self.generation = generation;
-        self.applied = true;
-        self.admitted = admitted;
-        Ok(())
+        batch.commit(&mut self.socket).map_err(named("install the rules"))
     }
 
     /// Lets the addresses of an allowed name be reached for a while; the later of two ends counts. Precedes the answer
-    /// that tells of them. An error means that the answer must not be given.
+    /// that tells of them. An error means that the answer must not be given. Where everything passes by default there is
+    /// nothing to do.
     pub fn admit(&mut self, addresses: &[(IpAddr, Duration)]) -> io::Result<()> {
-        if !self.applied {
-            return Err(io::Error::other("no policy is in force yet"));
+        let (generation, default) = match &self.in_force {
+            Some(InForce { generation, default, .. }) => (*generation, *default),
+            None => return Err(io::Error::other("no policy is in force yet")),
+        };
+        if default == Action::Allow {
+            return Ok(());
         }
         let now = Instant::now();
         self.admitted.retain(|_, until| *until > now);
         let mut longer: HashMap<IpAddr, Instant> = HashMap::new();
-        for (address, during) in addresses {
+        for (address, during) in addresses.iter().take(ADMITTED) {
             let until = now + *during;
             let known = longer.get(address).or_else(|| self.admitted.get(address));
             if self.carries(*address) && known.is_none_or(|known| *known < until) {
                 longer.insert(*address, until);
             }
         }
-        if longer.is_empty() {
-            return Ok(());
-        }
-        if self.admitted.len() + longer.len() > ADMITTED as usize {
-            return Err(io::Error::other(format!("{ADMITTED} addresses are admitted already")));
-        }
-        let mut batch = Batch::new();
+        let gone = self.making_room_for(&longer);
         for family in FAMILIES {
-            let set = Group::Dynamic.set(family, self.generation);
-            let new: Vec<Element> = expiring(&longer, family, now);
-            // Kernels differ in whether adding what is there changes its end; taking it away needs it to be there.
-            batch.add_elements(TABLE, &set, &new);
-            batch.delete_elements(TABLE, &set, &new);
-            batch.add_elements(TABLE, &set, &new);
+            let set = Group::Dynamic.set(family, generation);
+            let of_gone = gone.iter().map(|(address, until)| (address, until));
+            for some in expiring(longer.iter(), family, now).chunks(SOME) {
+                self.change(|batch| {
+                    // Kernels differ in whether adding what is there changes its end; taking it away needs it to be there.
+                    batch.add_elements(TABLE, &set, some);
+                    batch.delete_elements(TABLE, &set, some);
+                    batch.add_elements(TABLE, &set, some);
+                })?;
+            }
+            for some in expiring(of_gone, family, now).chunks(SOME) {
+                self.change(|batch| {
+                    // It may have expired by itself.
+                    batch.add_elements(TABLE, &set, some);
+                    batch.delete_elements(TABLE, &set, some);
+                })?;
+            }
         }
-        batch.commit(&mut self.socket).map_err(named("admit addresses"))?;
+        gone.iter().for_each(|(address, _)| _ = self.admitted.remove(address));
         self.admitted.extend(longer);
         Ok(())
     }
 
-    /// Ends connections that may not stay, and says how many. Follows [`Firewall::apply`]; what a gate has taken over is
-    /// the gate's to end. The box's next packet is reset; the far end cannot take the connection up again either.
-    pub fn cut(&mut self, may_stay: &dyn Fn(&Connection) -> bool) -> io::Result<usize> {
-        let all = conntrack::connections(&mut self.socket).map_err(named("list connections"))?;
-        let ours = all.iter().filter(|connection| connection.mark & (OPEN | PENDING) != 0);
-        let ended: Vec<_> = ours
-            .filter(|connection| {
-                let tuple = &connection.original;
-                !may_stay(&Connection {
-                    protocol: tuple.protocol,
-                    address: tuple.destination,
-                    port: tuple.destination_port,
-                    host: self.opened.host(tuple),
-                })
-            })
-            .collect();
-        self.keep_out(ended.iter().map(|connection| &connection.original))?;
-        for connection in &ended {
-            conntrack::forget(&mut self.socket, connection).map_err(named("end a connection"))?;
-            self.opened.forget(&connection.original);
+    /// Admitted addresses that have to go for new ones: those that would expire first.
+    fn making_room_for(&self, new: &HashMap<IpAddr, Instant>) -> Vec<(IpAddr, Instant)> {
+        let fresh = new.keys().filter(|address| !self.admitted.contains_key(address)).count();
+        let excess = (self.admitted.len() + fresh).saturating_sub(ADMITTED);
+        if excess == 0 {
+            return Vec::new();
         }
-        Ok(ended.len())
+        let others = self.admitted.iter().filter(|(address, _)| !new.contains_key(address));
+        let mut others: Vec<_> = others.map(|(address, until)| (*address, *until)).collect();
+        others.sort_unstable_by_key(|(_, until)| *until);
+        others.truncate(excess);
+        others
+    }
+
+    fn change(&mut self, fill: impl FnOnce(&mut Batch)) -> io::Result<()> {
+        let mut batch = Batch::new();
+        fill(&mut batch);
+        batch.commit(&mut self.socket).map_err(named("admit addresses"))
     }
 
     /// The reports of what the rules refuse; to be called in the runtime that they will be read in.
@@ -205,27 +226,6 @@ impl Firewall {
     /// What the inspector tells [`Firewall::cut`].
     pub(crate) fn opened(&self) -> Opened {
         self.opened.clone()
-    }
-
-    /// The far ends of these connections cannot make new ones out of them.
-    fn keep_out<'a>(&mut self, tuples: impl Iterator<Item = &'a Tuple> + Clone) -> io::Result<()> {
-        for family in FAMILIES {
-            let of_family = tuples
-                .clone()
-                .filter(|tuple| tuple.protocol == TCP && tuple.destination.is_ipv4() == (family == Ip::V4));
-            let ends = of_family
-                .map(|tuple| Element::ExpiringPort(tuple.destination, tuple.destination_port, CUT_FOR));
-            for some in ends.collect::<Vec<_>>().chunks(500) {
-                let mut batch = Batch::new();
-                batch.add_elements(TABLE, &family.cut(), some);
-                match batch.commit(&mut self.socket) {
-                    // The set is full: the connections are cut nevertheless.
-                    Err(error) if error.raw_os_error() == Some(libc::ENFILE) => {}
-                    other => other.map_err(named("keep connections from coming back"))?,
-                }
-            }
-        }
-        Ok(())
     }
 
     fn carries(&self, address: IpAddr) -> bool {
@@ -262,47 +262,6 @@ fn find_out(socket: &mut Socket) -> io::Result<Tools> {
     Ok(Tools { queue, log })
 }
 
-fn add_set(batch: &mut Batch, (group, family, generation): (Group, Ip, u64), members: Vec<Element>) {
-    let name = group.set(family, generation);
-    let key = if family == Ip::V4 { Key::Ipv4 } else { Key::Ipv6 };
-    let (holding, size) = match group {
-        // Those that have expired count until the kernel has tidied up.
-        Group::Dynamic => (Holding::Expiring, Some(4 * ADMITTED)),
-        Group::Exempt => (Holding::Values, None),
-        _ => (Holding::Ranges, None),
-    };
-    batch.add_set(TABLE, &Set { name: &name, key, holding, size });
-    batch.add_elements(TABLE, &name, &members);
-}
-
-fn members(plan: &Plan, admitted: &HashMap<IpAddr, Instant>, (group, family): (Group, Ip)) -> Vec<Element> {
-    let ruled = |wanted: Action| {
-        merged(
-            plan.networks.iter().filter(|(action, _)| *action == wanted).map(|(_, network)| network),
-            family,
-        )
-    };
-    let of_family = |address: &&IpAddr| address.is_ipv4() == (family == Ip::V4);
-    match group {
-        Group::Allow => ruled(Action::Allow),
-        Group::Deny => ruled(Action::Deny),
-        Group::Doh => match &plan.doh {
-            Doh::Refuse(list) => merged(list.iter(), family),
-            Doh::Pass | Doh::RefuseEverywhere => Vec::new(),
-        },
-        Group::Exempt => {
-            plan.dns_exempt.iter().filter(of_family).map(|address| Element::Address(*address)).collect()
-        }
-        Group::Dynamic => expiring(admitted, family, Instant::now()),
-    }
-}
-
-fn expiring(admitted: &HashMap<IpAddr, Instant>, family: Ip, now: Instant) -> Vec<Element> {
-    let wanted =
-        admitted.iter().filter(|(address, until)| address.is_ipv4() == (family == Ip::V4) && **until > now);
-    wanted.map(|(address, until)| Element::Expiring(*address, *until - now)).collect()
-}
-
-fn named(step: &'static str) -> impl Fn(io::Error) -> io::Error {
+pub(super) fn named(step: &'static str) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("cannot {step}: {error}"))
 }

@@ -8,6 +8,7 @@
 //!
 //! [`Inspector::open`]: crate::inspect::Inspector::open
 
+mod cut;
 mod denials;
 mod kernel;
 mod opened;
@@ -15,9 +16,11 @@ mod placements;
 mod plan;
 mod ranges;
 mod rules;
+mod sets;
 
+pub use cut::{Asked, Connection};
 pub use denials::Denials;
-pub use kernel::{Connection, Firewall};
+pub use kernel::Firewall;
 pub use opened::Opened;
 pub use plan::{Doh, NameGate, Placement, Plan, Ports};
-pub(crate) use rules::{MARK_OPEN, MARK_REFUSE, QUEUE};
+pub(crate) use rules::{MARK_NAMED, MARK_OPEN, MARK_REFUSE, QUEUE};

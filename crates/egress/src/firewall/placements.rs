@@ -7,7 +7,8 @@ use sandglass_netlink::nft::rule::{Field, Reject, Rule, STATUS_DESTINATION_REWRI
 
 use super::plan::Placement;
 use super::rules::{
-    ICMP, ICMPV6, Placed, Ruleset, TCP, UDP, accept, drop, go, let_through, opens, settle, without_options,
+    ICMP, ICMPV6, Placed, Ruleset, TCP, UDP, accept, drop, go, let_through, not_let_through, opens, settle,
+    without_options,
 };
 
 /// Chains that hang on a hook.
@@ -104,7 +105,9 @@ impl Ruleset<'_> {
 
     fn gateway_forward(&self, down: &str, up: &str, boxed: [u8; 4]) -> Vec<Placed> {
         let inward = Rule::new().from_interface(up).to_interface(down);
-        let mut rules = vec![("forward", let_through())];
+        let mut rules =
+            Vec::from(not_let_through(&Rule::new().from_interface(down)).map(|rule| ("forward", rule)));
+        rules.push(("forward", let_through()));
         rules.extend(self.inbound("forward", &inward));
         let fresh = || inward.clone().ipv4().is(Field::IPV4_DESTINATION, &boxed).state(state::NEW);
         rules.push(("forward", accept(opens(fresh()))));
@@ -123,13 +126,16 @@ impl Ruleset<'_> {
         let mut rules = vec![
             ("output", accept(Rule::new().is(Field::Mark, &mark.to_ne_bytes()))),
             ("output", without_options(Rule::new())),
+        ];
+        rules.extend(not_let_through(&Rule::new()).map(|rule| ("output", rule)));
+        rules.extend([
             ("output", let_through()),
             ("output", accept(rewritten().ipv4().is(Field::Network { offset: 16, length: 1 }, &[127]))),
             ("output", accept(rewritten().ipv6().is(Field::IPV6_DESTINATION, &loopback6))),
             ("output", direct.state(state::NEW).reject(Reject::TcpReset)),
             ("output", accept(Rule::new().to_interface("lo"))),
             ("output", go(Rule::new(), "egress")),
-        ];
+        ]);
         rules.extend(settle("settle"));
         rules
     }

@@ -73,8 +73,8 @@ pub struct Plan {
     /// Rules about addresses; a denial wins over an allowance whatever their order.
     pub networks: Vec<(Action, IpNet)>,
     pub names: NameGate,
-    /// TCP ports whose connections go to the gate whenever their address may be reached at all. UDP 443 is refused
-    /// while 443 is among them, so that nothing goes round the gate by HTTP/3.
+    /// TCP ports, some thousand at most, whose connections go to the gate whenever their address may be reached at all.
+    /// UDP 443 is refused while 443 is among them, so that nothing goes round the gate by HTTP/3.
     pub intercept: Vec<u16>,
     /// TCP ports whose connections go to the gate only where the address may be reached by name, not where an allow
     /// rule for the address covers it.

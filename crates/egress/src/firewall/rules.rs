@@ -15,13 +15,20 @@ use crate::policy::Action;
 pub(crate) const QUEUE: u16 = 18;
 /// The group that refused packets are reported to.
 pub(super) const GROUP: u16 = 18;
-/// The inspector's word on a packet: open its connection, refuse it.
+/// The inspector's word on a packet: open its connection, refuse it, open its connection, which asked for a host by name.
 pub(crate) const MARK_OPEN: u32 = 0x5347_0001;
 pub(crate) const MARK_REFUSE: u32 = 0x5347_0002;
+pub(crate) const MARK_NAMED: u32 = 0x5347_0003;
 
-/// Bits of a connection's mark.
-pub(super) const OPEN: u32 = 1;
-pub(super) const PENDING: u32 = 2;
+/// Bits of a connection's mark: it was let through, or it is being inspected.
+const OPEN: u32 = 1;
+const PENDING: u32 = 2;
+/// Either of both, so that the kernel can pick out those that a change of the rules may end.
+pub(super) const FOLLOWED: u32 = 4;
+/// It was let through for the name that it asked for.
+pub(super) const NAMED: u32 = 8;
+/// It was let through because of its address's names, and what it carries is not inspected.
+const UNREAD: u32 = 16;
 
 /// Reports of refused packets in a second, and in a first burst.
 const REPORTS: (u32, u32) = (20, 50);
@@ -53,7 +60,13 @@ pub(super) enum Group {
 }
 
 impl Group {
-    pub const ALL: [Self; 5] = [Self::Allow, Self::Deny, Self::Doh, Self::Exempt, Self::Dynamic];
+    /// Those that the rules of a plan look into.
+    pub fn of(plan: &Plan) -> impl Iterator<Item = Self> {
+        let all = [Self::Allow, Self::Deny, Self::Doh, Self::Exempt, Self::Dynamic];
+        // Where everything passes by default nobody asks which addresses names have led to.
+        let has = |group: &Self| !(matches!(group, Self::Dynamic) && plan.default == Action::Allow);
+        all.into_iter().filter(has)
+    }
 
     /// A name that no earlier generation has used, so that old rules find old sets.
     pub fn set(self, family: Ip, generation: u64) -> String {
@@ -66,6 +79,11 @@ impl Group {
         };
         format!("{stem}{}_{generation}", family.digit())
     }
+}
+
+/// The set of ports whose connections are intercepted.
+pub(super) fn intercepted(generation: u64) -> String {
+    format!("intercept_{generation}")
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,8 +130,8 @@ impl Ip {
 pub(super) const FAMILIES: [Ip; 2] = [Ip::V4, Ip::V6];
 
 /// Chains that others go to.
-pub(super) const CHAINS: [&str; 7] =
-    ["egress", "named", "open", "refuse", "refuse_dns", "refuse_quic", "reject"];
+pub(super) const CHAINS: [&str; 8] =
+    ["egress", "named", "open", "open_unread", "refuse", "refuse_dns", "refuse_quic", "reject"];
 
 /// A rule and its chain.
 pub(super) type Placed = (&'static str, Rule);
@@ -163,12 +181,15 @@ impl Ruleset<'_> {
         self.members(start, Group::Deny).into_iter().for_each(|rule| add(accept(rule)));
         let to = |port: u16| start.clone().protocol(TCP).destination_port(port);
         let by_name = plan.names == NameGate::On;
-        for port in &plan.intercept {
+        if !plan.intercept.is_empty() {
+            // A set, so that the rules are as many for a thousand ports as for one.
+            let ports = intercepted(self.generation);
+            let to_any = start.clone().protocol(TCP).in_set(Field::DESTINATION_PORT, &ports);
             match plan.default {
-                Action::Allow => add(to(*port).redirect(self.ports.gate)),
+                Action::Allow => add(to_any.redirect(self.ports.gate)),
                 Action::Deny => {
-                    let allowed = self.members(&to(*port), Group::Allow);
-                    let named = self.members(&to(*port), Group::Dynamic);
+                    let allowed = self.members(&to_any, Group::Allow);
+                    let named = self.members(&to_any, Group::Dynamic);
                     allowed.into_iter().chain(named).for_each(|rule| add(rule.redirect(self.ports.gate)));
                 }
             }
@@ -266,6 +287,9 @@ impl Ruleset<'_> {
             let asks = self.members(&to(protocol, 53), Group::Exempt);
             rules.extend(asks.map(|rule| go(rule, "open")));
         }
+        // All other questions were sent to the DNS gate with their first packet, unless the kernel took them for more of a
+        // question of ours.
+        rules.extend([UDP, TCP].map(|protocol| hidden(to(protocol, 53))));
         rules
     }
 
@@ -281,21 +305,15 @@ impl Ruleset<'_> {
         let hops = (8, 2);
         add(Rule::new().ipv4().protocol(TCP).write(hops, &[0xff, 0], &[64, 0], Checksum::Ipv4Header));
         add(Rule::new().ipv6().protocol(TCP).write((7, 1), &[0xff], &[64], Checksum::None));
-        let inspected = Rule::new().protocol(TCP).set_connection_mark(PENDING);
+        let inspected = Rule::new().protocol(TCP).set_connection_mark(PENDING | FOLLOWED);
         add(inspected.queue(QUEUE, self.tools.queue));
         // QUIC would carry a name that is not looked at: on its port, and wherever a connection of it begins.
         add(go(Rule::new().protocol(UDP).destination_port(443), "refuse_quic"));
-        for version in [[0, 0, 0, 1], [0x6b, 0x33, 0x43, 0xcf]] {
-            let mut value = vec![0xc0];
-            value.extend_from_slice(&version);
-            let first = Field::Transport { offset: 8, length: 5 };
-            let begins = Rule::new().protocol(UDP).is_masked(first, &[0xc0, 0xff, 0xff, 0xff, 0xff], &value);
-            add(go(begins, "refuse_quic"));
-        }
+        begins_quic(&Rule::new()).into_iter().for_each(|rule| add(go(rule, "refuse_quic")));
+        add(go(Rule::new().protocol(UDP), "open_unread"));
         match plan.default {
             Action::Allow => add(go(Rule::new(), "open")),
             Action::Deny => {
-                add(go(Rule::new().protocol(UDP), "open"));
                 for (protocol, echo) in [(ICMP, 8), (ICMPV6, 128)] {
                     add(go(Rule::new().protocol(protocol).is(Field::ICMP_TYPE, &[echo]), "open"));
                 }
@@ -306,7 +324,10 @@ impl Ruleset<'_> {
     }
 
     fn ends(&self) -> Vec<Placed> {
-        let mut rules = vec![("open", accept(Rule::new().set_connection_mark(OPEN)))];
+        let mut rules = vec![
+            ("open", accept(Rule::new().set_connection_mark(OPEN | FOLLOWED))),
+            ("open_unread", accept(Rule::new().set_connection_mark(OPEN | FOLLOWED | UNREAD))),
+        ];
         // The reports name what decided, unless it was a rule about the address.
         for (chain, reason) in
             [("refuse", "default"), ("refuse_dns", "encrypted DNS"), ("refuse_quic", "QUIC hides names")]
@@ -337,10 +358,12 @@ impl Ruleset<'_> {
 }
 
 /// What follows from the inspector's word.
-pub(super) fn settle(chain: &'static str) -> [Placed; 2] {
+pub(super) fn settle(chain: &'static str) -> [Placed; 3] {
     let said = |mark: u32| Rule::new().is(Field::Mark, &mark.to_ne_bytes());
+    let opens = |mark, bits| (chain, accept(said(mark).set_connection_mark(bits).set_mark(0)));
     [
-        (chain, accept(said(MARK_OPEN).set_connection_mark(OPEN).set_mark(0))),
+        opens(MARK_OPEN, OPEN | FOLLOWED),
+        opens(MARK_NAMED, OPEN | FOLLOWED | NAMED),
         (chain, said(MARK_REFUSE).set_mark(0).reject(Reject::TcpReset)),
     ]
 }
@@ -348,6 +371,23 @@ pub(super) fn settle(chain: &'static str) -> [Placed; 2] {
 /// Most packets belong to connections that were decided about long ago.
 pub(super) fn let_through() -> Rule {
     accept(Rule::new().state(state::ESTABLISHED).has_any(Field::ConnectionMark, OPEN))
+}
+
+/// Packets of the box for which [`let_through`] is too generous: what was let through for its address's names may be anything
+/// but QUIC, which hides the name that it asks for, and may begin with any packet. Where a rule allows the address it passes.
+pub(super) fn not_let_through(from_box: &Rule) -> [Rule; 2] {
+    begins_quic(&from_box.clone().protocol(UDP).has_any(Field::ConnectionMark, UNREAD))
+        .map(|rule| go(rule, "refuse_quic"))
+}
+
+/// The first packets of both versions of QUIC.
+fn begins_quic(start: &Rule) -> [Rule; 2] {
+    [[0, 0, 0, 1], [0x6b, 0x33, 0x43, 0xcf]].map(|version| {
+        let mut value = vec![0xc0];
+        value.extend_from_slice(&version);
+        let first = Field::Transport { offset: 8, length: 5 };
+        start.clone().protocol(UDP).is_masked(first, &[0xc0, 0xff, 0xff, 0xff, 0xff], &value)
+    })
 }
 
 /// IPv4 with options is lost: some of them name another destination.

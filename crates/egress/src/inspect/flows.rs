@@ -4,11 +4,12 @@
 //! dropped; a connection is opened only when the server has acknowledged the bytes that decided, so that bytes which the
 //! server does not take (wrong checksum, old timestamp, a window of their own) decide nothing; a TLS connection is opened
 //! only when the server's answer shows that it does not ask for a second hello, or when that one names the same host.
-//! Bounds: 2,048 connections at a time, the oldest go first; 16 KiB of each and 8 MiB of all of them; 1,024 that were
-//! opened lately.
+//! Bounds: 2,048 connections at a time, the oldest go first, and after a quarter of an hour without a packet; 16 KiB of each
+//! and 8 MiB of all of them; 1,024 that were opened lately.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sandglass_netlink::conntrack::Tuple;
 
@@ -24,6 +25,12 @@ use crate::policy::{Action, Rules, Verdict};
 const CONNECTIONS: usize = 2048;
 const HELD: usize = 8 << 20;
 const STRAGGLING: usize = 1024;
+/// A connection that is silent for so long is given up: whoever has not said by now what it is for has to begin again.
+const SILENT: Duration = Duration::from_secs(15 * 60);
+/// Time between two looks for such connections.
+const ROUND: Duration = Duration::from_secs(60);
+/// After so long another beginning is another connection between the same ends: as long as a system keeps them apart.
+const APART: Duration = Duration::from_secs(60);
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +39,8 @@ pub enum Word {
     Pass,
     /// The connection goes on and is not asked about any more.
     Open,
+    /// The same; it has asked for a host.
+    OpenNamed,
     /// Whoever sent it gets a reset.
     Refuse,
     /// It is lost, and will be sent again.
@@ -54,6 +63,8 @@ struct Flow {
     retry: Retry,
     server: Server,
     age: u64,
+    /// When its last packet came.
+    heard: Instant,
 }
 
 /// Whether a client may still say another name.
@@ -80,19 +91,21 @@ pub struct Flows {
     flows: HashMap<Tuple, Flow>,
     held: usize,
     age: u64,
+    /// When silent connections were last looked for.
+    looked: Option<Instant>,
     stragglers: Stragglers,
 }
 
 /// Connections that were opened lately: some of their packets may have been waiting by then.
 #[derive(Debug, Default)]
 struct Stragglers {
-    of: HashSet<Tuple>,
+    of: HashMap<Tuple, Word>,
     order: VecDeque<Tuple>,
 }
 
 impl Stragglers {
-    fn add(&mut self, tuple: Tuple) {
-        if self.of.insert(tuple) {
+    fn add(&mut self, tuple: Tuple, word: Word) {
+        if self.of.insert(tuple, word).is_none() {
             self.order.push_back(tuple);
         }
         if self.order.len() > STRAGGLING
@@ -105,32 +118,61 @@ impl Stragglers {
 
 impl Flows {
     pub fn new(rules: Arc<dyn Rules>, opened: Opened) -> Self {
-        Self { rules, opened, flows: HashMap::new(), held: 0, age: 0, stragglers: Stragglers::default() }
+        let (flows, stragglers) = (HashMap::new(), Stragglers::default());
+        Self { rules, opened, flows, held: 0, age: 0, looked: None, stragglers }
     }
 
-    /// Decides about a packet, and says what to tell if that is a denial.
+    /// Decides about a packet that comes now, and says what to tell if that is a denial.
     pub fn judge(&mut self, packet: &Packet<'_>) -> (Word, Option<Event>) {
+        self.judge_at(packet, Instant::now())
+    }
+
+    /// The same for a packet of another time; times do not go back.
+    pub fn judge_at(&mut self, packet: &Packet<'_>, now: Instant) -> (Word, Option<Event>) {
+        self.give_up_silent(now);
         let Some(segment) = packet.tcp else {
             return (Word::Drop, None);
         };
         let there = packet.tuple;
         let back = reversed(&there);
+        let begins = segment.flags & (SYN | ACK | RST | FIN) == SYN;
+        if begins && self.flows.get(&there).is_some_and(|flow| now - flow.heard >= APART) {
+            self.remove(&there);
+        }
+        for tuple in [&there, &back] {
+            if let Some(flow) = self.flows.get_mut(tuple) {
+                flow.heard = now;
+            }
+        }
         if self.flows.contains_key(&there) {
             self.sent(there, &segment)
         } else if self.flows.contains_key(&back) {
             self.answered(back, &segment)
-        } else if segment.flags & (SYN | ACK | RST | FIN) == SYN {
-            (self.begin(there, &segment), None)
-        } else if self.stragglers.of.contains(&there) || self.stragglers.of.contains(&back) {
+        } else if begins {
+            (self.begin(there, &segment, now), None)
+        } else if let Some(word) = self.stragglers.of.get(&there).or_else(|| self.stragglers.of.get(&back)) {
             // Said again, in case that the kernel's rules overtook the first time.
-            (Word::Open, None)
+            (*word, None)
         } else {
             // Begun before this program was, or evicted: nobody knows what was in it.
             (Word::Refuse, None)
         }
     }
 
-    fn begin(&mut self, tuple: Tuple, segment: &Segment<'_>) -> Word {
+    fn give_up_silent(&mut self, now: Instant) {
+        if self.looked.is_some_and(|looked| now - looked < ROUND) {
+            return;
+        }
+        self.looked = Some(now);
+        let held = &mut self.held;
+        self.flows.retain(|_, flow| {
+            let stays = now - flow.heard < SILENT;
+            *held -= if stays { 0 } else { flow.bytes.len() };
+            stays
+        });
+    }
+
+    fn begin(&mut self, tuple: Tuple, segment: &Segment<'_>, now: Instant) -> Word {
         // A client whose early data are lost sends it again the ordinary way.
         if !segment.bytes.is_empty() {
             return Word::Drop;
@@ -153,6 +195,7 @@ impl Flows {
             retry: Retry::Unknown,
             server: Server::default(),
             age: self.age,
+            heard: now,
         };
         self.flows.insert(tuple, flow);
         Word::Pass
@@ -333,11 +376,12 @@ impl Flows {
         if !may {
             return Word::Refuse;
         }
-        self.stragglers.add(*tuple);
+        let word = if host.is_some() { Word::OpenNamed } else { Word::Open };
+        self.stragglers.add(*tuple, word);
         if let Some(host) = host {
             self.opened.remember(*tuple, host);
         }
-        Word::Open
+        word
     }
 
     /// Connections and bytes held.

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use proptest::prelude::*;
@@ -49,13 +50,20 @@ struct Talk {
     opened: Opened,
     rules: Arc<Only>,
     port: u16,
+    now: Instant,
 }
 
 impl Talk {
     fn new() -> Self {
         let opened = Opened::default();
         let rules = Arc::new(Only::default());
-        Self { flows: Flows::new(rules.clone(), opened.clone()), opened, rules, port: 40000 }
+        Self {
+            flows: Flows::new(rules.clone(), opened.clone()),
+            opened,
+            rules,
+            port: 40000,
+            now: Instant::now(),
+        }
     }
 
     fn begun() -> Self {
@@ -79,7 +87,7 @@ impl Talk {
     fn judged(&mut self, sequence: u32, flags: u8, bytes: &[u8]) -> (Word, Option<Event>) {
         let tcp = Some(Segment { sequence, acknowledged: 5001, flags, bytes });
         let tuple = self.tuple();
-        self.flows.judge(&Packet { tuple, tcp })
+        self.flows.judge_at(&Packet { tuple, tcp }, self.now)
     }
 
     fn client(&mut self, sequence: u32, flags: u8, bytes: &[u8]) -> Word {
@@ -95,7 +103,8 @@ impl Talk {
             destination_port: there.source_port,
             ..there
         };
-        self.flows.judge(&Packet { tuple, tcp: Some(Segment { sequence, acknowledged, flags, bytes }) }).0
+        let tcp = Some(Segment { sequence, acknowledged, flags, bytes });
+        self.flows.judge_at(&Packet { tuple, tcp }, self.now).0
     }
 }
 
@@ -108,10 +117,10 @@ fn a_connection_is_opened_by_the_acknowledgement_of_an_allowed_name() {
     assert_eq!(talk.server(5001, 1011, ACK, b"early answer"), Word::Pass);
     let end = 1001 + GOOD.len() as u32;
     assert_eq!(talk.server(5001, end - 1, ACK, b""), Word::Pass);
-    assert_eq!(talk.server(5001, end, ACK, b""), Word::Open);
+    assert_eq!(talk.server(5001, end, ACK, b""), Word::OpenNamed);
     assert_eq!(talk.opened.host(&talk.tuple()).as_deref(), Some("good.example"));
     // What was on its way.
-    assert_eq!(talk.client(end, ACK, EVIL), Word::Open);
+    assert_eq!(talk.client(end, ACK, EVIL), Word::OpenNamed);
     // Another connection between the same ends is another one.
     assert_eq!(talk.client(9000, SYN, b""), Word::Pass);
     assert_eq!(talk.opened.host(&talk.tuple()), None);
@@ -138,7 +147,7 @@ fn what_the_server_did_not_take_decides_nothing() {
     assert_eq!(talk.client(1001, ACK, EVIL), Word::Drop);
     assert_eq!(talk.client(1001 + 20, ACK, &EVIL[20..]), Word::Drop);
     assert_eq!(talk.client(1001, ACK, GOOD), Word::Pass);
-    assert_eq!(talk.server(5001, 1001 + GOOD.len() as u32, ACK, b""), Word::Open);
+    assert_eq!(talk.server(5001, 1001 + GOOD.len() as u32, ACK, b""), Word::OpenNamed);
 }
 
 #[test]
@@ -153,7 +162,7 @@ fn gaps_are_not_jumped_over_and_early_bytes_are_not_taken() {
     assert_eq!(talk.client(1001, ACK, &GOOD[..4]), Word::Pass);
     // Overlapping, and the same.
     assert_eq!(talk.client(1003, ACK, &GOOD[2..]), Word::Pass);
-    assert_eq!(talk.server(5001, 1001 + GOOD.len() as u32, ACK, b""), Word::Open);
+    assert_eq!(talk.server(5001, 1001 + GOOD.len() as u32, ACK, b""), Word::OpenNamed);
 }
 
 #[test]
@@ -221,9 +230,9 @@ fn a_hello_opens_when_the_server_has_answered_it() {
     assert_eq!(talk.server(5021, end, ACK, &answer[20..]), Word::Drop);
     assert_eq!(talk.server(5001, end, ACK, &answer[..20]), Word::Pass);
     assert_eq!(talk.server(5000, end, ACK, b"x"), Word::Pass);
-    assert_eq!(talk.server(5011, end, ACK, &answer[10..]), Word::Open);
+    assert_eq!(talk.server(5011, end, ACK, &answer[10..]), Word::OpenNamed);
     let (mut talk, end) = greeted();
-    assert_eq!(talk.server(5001, end, ACK, &[21, 3, 3, 0, 2, 2, 40]), Word::Open);
+    assert_eq!(talk.server(5001, end, ACK, &[21, 3, 3, 0, 2, 2, 40]), Word::OpenNamed);
 }
 
 #[test]
@@ -236,7 +245,7 @@ fn a_second_hello_is_read_too() {
     assert_eq!(talk.server(5001 + retry.len() as u32, end + 50, ACK, b""), Word::Pass);
     assert_eq!(talk.client(end + 50, ACK, &again[50..]), Word::Pass);
     let end = end + again.len() as u32;
-    assert_eq!(talk.server(5001 + retry.len() as u32, end, ACK, b""), Word::Open);
+    assert_eq!(talk.server(5001 + retry.len() as u32, end, ACK, b""), Word::OpenNamed);
     assert_eq!(talk.opened.host(&talk.tuple()).as_deref(), Some("good.example"));
 }
 
@@ -280,6 +289,28 @@ fn half_seen_connections_are_bounded() {
     assert_eq!(talk.client(20000, ACK, GOOD), Word::Refuse);
 }
 
+#[test]
+fn what_nobody_goes_on_with_is_given_up() {
+    let mut talk = Talk::begun();
+    assert_eq!(talk.client(1001, ACK, &GOOD[..10]), Word::Pass);
+    assert_eq!(talk.flows.sizes(), (1, 10));
+    // The same ends again: too early to be another connection, then late enough.
+    assert_eq!(talk.client(7000, SYN, b""), Word::Drop);
+    talk.now += Duration::from_secs(60);
+    assert_eq!(talk.client(7000, SYN, b""), Word::Pass);
+    assert_eq!(talk.flows.sizes(), (1, 0));
+    assert_eq!(talk.server(5000, 7001, SYN | ACK, b""), Word::Pass);
+    assert_eq!(talk.client(7001, ACK, &GOOD[..10]), Word::Pass);
+    talk.now += Duration::from_secs(14 * 60);
+    assert_eq!(talk.client(7001, ACK, &GOOD[..10]), Word::Pass, "it is alive");
+    talk.now += Duration::from_secs(15 * 60);
+    talk.port += 1;
+    assert_eq!(talk.client(1000, SYN, b""), Word::Pass);
+    assert_eq!(talk.flows.sizes(), (1, 0));
+    talk.port -= 1;
+    assert_eq!(talk.client(7011, ACK, &GOOD[10..]), Word::Refuse);
+}
+
 proptest! {
     #[test]
     fn pieces_in_any_order_decide_as_the_whole_does(
@@ -298,11 +329,11 @@ proptest! {
                 prop_assert!(start <= taken);
                 taken = taken.max(end);
             }
-            prop_assert!(word != Word::Open);
+            prop_assert!(!matches!(word, Word::Open | Word::OpenNamed));
         }
         prop_assert_eq!(refused, evil);
         let word = talk.server(5001, 1001 + bytes.len() as u32, ACK, b"");
-        prop_assert_eq!(word, if evil { Word::Refuse } else { Word::Open });
+        prop_assert_eq!(word, if evil { Word::Refuse } else { Word::OpenNamed });
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 use super::flows::{Flows, Word};
 use super::packet::Packet;
 use crate::audit::Audit;
-use crate::firewall::{Firewall, MARK_OPEN, MARK_REFUSE, QUEUE};
+use crate::firewall::{Firewall, MARK_NAMED, MARK_OPEN, MARK_REFUSE, QUEUE};
 use crate::policy::Rules;
 
 /// Packets that wait at a time, 64 KiB of the kernel's memory each at most; more are lost, and sent again.
@@ -72,6 +72,7 @@ impl Inspector {
         let fate = match word {
             Word::Pass => Fate::Accept { mark: 0 },
             Word::Open => Fate::Accept { mark: MARK_OPEN },
+            Word::OpenNamed => Fate::Accept { mark: MARK_NAMED },
             Word::Refuse => Fate::Accept { mark: MARK_REFUSE },
             Word::Drop => Fate::Drop,
         };

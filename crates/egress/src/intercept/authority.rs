@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -117,17 +117,29 @@ impl Authority {
         &self.certificate
     }
 
-    /// Writes the certificate into a directory, readable for all; whoever looks sees the whole file or none.
+    /// Writes the certificate into a directory, readable for all; whoever looks sees the whole file or none. The sandbox may
+    /// write there too, so nothing that is there already is opened or followed, and what is in the way is put aside.
     pub fn export(&self, directory: &Path) -> io::Result<()> {
         fs::create_dir_all(directory)?;
-        let temporary = directory.join(format!(".{FILE}.{}", std::process::id()));
-        let mut file =
-            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&temporary)?;
-        file.write_all(self.certificate.as_bytes())?;
-        // A umask must not make it unreadable.
-        fs::set_permissions(&temporary, std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
-        file.sync_all()?;
-        fs::rename(&temporary, directory.join(FILE))
+        let mut tag = [0; 16];
+        random(&mut tag).map_err(io::Error::other)?;
+        let temporary = directory.join(format!(".{FILE}.{:032x}", u128::from_ne_bytes(tag)));
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o644)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(&temporary)?;
+        let written = file
+            .write_all(self.certificate.as_bytes())
+            // A umask must not make it unreadable.
+            .and_then(|()| file.set_permissions(fs::Permissions::from_mode(0o644)))
+            .and_then(|()| file.sync_all())
+            .and_then(|()| put_in_place(&temporary, &directory.join(FILE)));
+        if written.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        written
     }
 
     /// A certificate for a host, signed now or within the last day.
@@ -164,6 +176,19 @@ impl Authority {
         validity(&mut params, Span::new().days(LEAF_DAYS));
         let certificate = CertificateDer::from(params.signed_by(&self.leaf, &self.issuer)?);
         Ok(CertifiedKey::new(vec![certificate], Arc::clone(&self.signing)))
+    }
+}
+
+/// Renames a file, also over a directory.
+fn put_in_place(file: &Path, place: &Path) -> io::Result<()> {
+    match fs::rename(file, place) {
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+            let mut aside = file.as_os_str().to_owned();
+            aside.push(".aside");
+            fs::rename(place, aside)?;
+            fs::rename(file, place)
+        }
+        other => other,
     }
 }
 
@@ -224,7 +249,6 @@ mod tests {
 
     #[test]
     fn the_certificate_appears_whole_and_readable() {
-        use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::create().unwrap();
         authority.export(directory.path()).unwrap();
@@ -233,6 +257,31 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), authority.certificate());
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn nothing_that_the_sandbox_has_put_there_is_written_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let (victim, place) = (directory.path().join("victim"), directory.path().join(FILE));
+        fs::write(&victim, "as it was").unwrap();
+        let authority = Authority::create().unwrap();
+        let exported = || {
+            authority.export(directory.path()).unwrap();
+            assert!(fs::symlink_metadata(&place).unwrap().is_file());
+            assert_eq!(fs::read_to_string(&place).unwrap(), authority.certificate());
+        };
+        // A name that can be guessed.
+        let guessed = directory.path().join(format!(".{FILE}.{}", std::process::id()));
+        std::os::unix::fs::symlink(&victim, guessed).unwrap();
+        std::os::unix::fs::symlink(&victim, &place).unwrap();
+        exported();
+        fs::remove_file(&place).unwrap();
+        fs::create_dir_all(place.join("full")).unwrap();
+        exported();
+        fs::remove_file(&place).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &place, rustix::fs::FileType::Fifo, 0o666.into(), 0).unwrap();
+        exported();
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "as it was");
     }
 
     #[test]

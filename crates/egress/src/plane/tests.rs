@@ -2,7 +2,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::*;
-use crate::rehearsal::{Free, Rehearsal, settings};
+use crate::rehearsal::{Free, Kernel, Rehearsal, settings};
 
 const FIRST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const SECOND: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
@@ -16,7 +16,12 @@ fn rehearse(policy: &str) -> Rehearsal {
 }
 
 fn connection(address: IpAddr, port: u16, host: Option<&str>) -> Connection {
-    Connection { protocol: 6, address, port, host: host.map(str::to_owned) }
+    let asked = host.map_or(Asked::Nothing, |host| Asked::Host(host.to_owned()));
+    Connection { protocol: 6, address, port, asked }
+}
+
+fn forgotten(address: IpAddr) -> Connection {
+    Connection { asked: Asked::Forgotten, ..connection(address, 443, None) }
 }
 
 fn policy(text: &str) -> Policy {
@@ -75,6 +80,78 @@ fn connections_end_by_what_they_are_for() {
     stand.kernel.lock().connections.push(connection(unknown, 7, None));
     plane.set(policy(listed)).unwrap();
     assert_eq!(stand.kernel.lock().connections, [connection(unknown, 7, None)]);
+}
+
+#[test]
+fn what_was_forgotten_is_judged_as_if_it_were_denied() {
+    let none = r#"{"defaultAction":"allow"}"#;
+    let one = r#"{"defaultAction":"allow","egress":[{"action":"deny","target":"a.test"},{"action":"allow","target":"192.0.2.3"}]}"#;
+    let stand = rehearse(none);
+    let mut plane = stand.plane.lock().unwrap();
+    plane.admit("a.test", &[FIRST], Duration::from_secs(1)).unwrap();
+    assert!(stand.kernel.lock().admitted.is_empty());
+    let other = IpAddr::from([192, 0, 2, 3]);
+    let all = [
+        connection(FIRST, 7, None),
+        connection(SECOND, 443, Some("b.test")),
+        connection(other, 7, None),
+        forgotten(SECOND),
+        forgotten(other),
+    ];
+    stand.kernel.lock().connections = all.to_vec();
+    // Whoever resolves enough other names makes them forget.
+    for number in 0..9000 {
+        plane.admit(&format!("{number}.test"), &[other], MINUTE).unwrap();
+    }
+    plane
+        .set(policy(r#"{"defaultAction":"allow","egress":[{"action":"allow","target":"c.test"}]}"#))
+        .unwrap();
+    assert_eq!(stand.kernel.lock().connections.len(), 5, "no name is denied");
+    assert!(stand.kernel.lock().plans.last().unwrap().dynamic.is_empty());
+    plane.set(policy(one)).unwrap();
+    let left = [connection(SECOND, 443, Some("b.test")), connection(other, 7, None), forgotten(other)];
+    assert_eq!(stand.kernel.lock().connections, left);
+    // From here on it is known again what is not known.
+    stand.kernel.lock().connections = vec![connection(SECOND, 7, None)];
+    plane.set(policy(r#"{"defaultAction":"allow","egress":[{"action":"deny","target":"c.test"}]}"#)).unwrap();
+    assert_eq!(stand.kernel.lock().connections.len(), 1);
+}
+
+#[test]
+fn an_address_that_names_may_not_lead_to_any_more_is_left() {
+    let private = IpAddr::from([10, 1, 2, 3]);
+    let both =
+        r#"{"egress":[{"action":"allow","target":"a.test"},{"action":"allow","target":"10.0.0.0/8"}]}"#;
+    let stand = rehearse(both);
+    let mut plane = stand.plane.lock().unwrap();
+    plane.admit("a.test", &[private, FIRST], MINUTE).unwrap();
+    stand.kernel.lock().connections = [private, FIRST]
+        .iter()
+        .flat_map(|at| [connection(*at, 443, Some("a.test")), connection(*at, 7, None)])
+        .collect();
+    plane.set(policy(ONE)).unwrap();
+    let left = [connection(FIRST, 443, Some("a.test")), connection(FIRST, 7, None)];
+    assert_eq!(stand.kernel.lock().connections, left);
+}
+
+#[test]
+fn a_worker_that_starts_ends_what_its_rules_deny() {
+    let values = settings(&[("SANDGLASS_EGRESS_ALWAYS_DIR", "/nonexistent")]);
+    let held = [connection(FIRST, 443, Some("b.test")), connection(FIRST, 7, None), forgotten(FIRST)];
+    let start_over = |state: &State| {
+        let kernel = Kernel::default();
+        kernel.lock().connections = held.to_vec();
+        Rehearsal::with_kernel(&values, state.clone(), Free, kernel)
+    };
+    let state = State::create().unwrap();
+    let stand = Rehearsal::with_state(&values, state.clone(), Free);
+    stand.plane.lock().unwrap().set(policy(TWO)).unwrap();
+    stand.plane.lock().unwrap().admit("a.test", &[FIRST], MINUTE).unwrap();
+    // The same rules: what an earlier worker knew is not held against anybody.
+    assert_eq!(start_over(&state).kernel.lock().connections, held);
+    // It died when the policy was stored and not in force yet.
+    state.section(Section::Policy).replace(&encoded(&policy(ONE))).unwrap();
+    assert_eq!(start_over(&state).kernel.lock().connections, [connection(FIRST, 7, None)]);
 }
 
 #[test]

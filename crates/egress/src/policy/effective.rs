@@ -11,6 +11,7 @@ use ipnet::IpNet;
 
 use super::always::Always;
 use super::document::Policy;
+use super::spans::Spans;
 use super::target::Target;
 use super::{Action, Rules, Verdict};
 
@@ -25,6 +26,8 @@ pub struct Effective {
     below: HashMap<String, usize>,
     denied: Vec<(IpNet, usize)>,
     allowed: Vec<(IpNet, usize)>,
+    denied_spans: Spans,
+    allowed_spans: Spans,
 }
 
 #[derive(Debug)]
@@ -44,6 +47,8 @@ impl Effective {
             below: HashMap::new(),
             denied: Vec::new(),
             allowed: Vec::new(),
+            denied_spans: Spans::default(),
+            allowed_spans: Spans::default(),
         };
         for target in &always.deny {
             rules.add(Action::Deny, target, " (always)");
@@ -55,6 +60,8 @@ impl Effective {
             rules.add(rule.action, &rule.target, "");
         }
         rules.names_matter = rules.has_names_against_the_default();
+        rules.denied_spans = Spans::new(&rules.denied);
+        rules.allowed_spans = Spans::new(&rules.allowed);
         rules
     }
 
@@ -73,6 +80,12 @@ impl Effective {
     /// Whether names decide anything: what is allowed is found by name, or some names are denied.
     pub fn names_matter(&self) -> bool {
         self.names_matter
+    }
+
+    /// The same text for the same rules.
+    pub fn written(&self) -> Vec<u8> {
+        let rules: Vec<&str> = self.written.iter().map(|rule| rule.text.as_str()).collect();
+        serde_json::to_vec(&(self.default_action, rules)).expect("an action and texts")
     }
 
     fn has_names_against_the_default(&self) -> bool {
@@ -97,10 +110,7 @@ impl Rules for Effective {
 
     fn address(&self, address: IpAddr) -> Option<Verdict> {
         let address = address.to_canonical();
-        let covering = |rules: &[(IpNet, usize)]| {
-            rules.iter().find(|(network, _)| network.contains(&address)).map(|&(_, index)| index)
-        };
-        self.verdict(covering(&self.denied).or_else(|| covering(&self.allowed)))
+        self.verdict(self.denied_spans.rule(address).or_else(|| self.allowed_spans.rule(address)))
     }
 
     fn default_action(&self) -> Action {

@@ -89,8 +89,18 @@ impl<'a> Reading<'a> {
         }
     }
 
-    pub(super) fn ports(&mut self, name: &str) -> Vec<u16> {
-        self.each(name, |item| item.parse().ok().filter(|port| *port > 0))
+    /// In ascending order, each once. More than `most` are refused: none of them could be left out.
+    pub(super) fn ports(&mut self, name: &'static str, most: usize) -> Result<Vec<u16>, Refused> {
+        let mut ports = self.each(name, |item| item.parse().ok().filter(|port| *port > 0));
+        ports.sort_unstable();
+        ports.dedup();
+        if ports.len() > most {
+            return Err(Refused {
+                name,
+                problem: format!("a list of {} ports (name {most} at most)", ports.len()),
+            });
+        }
+        Ok(ports)
     }
 
     pub(super) fn addresses(&mut self, name: &str) -> Vec<IpAddr> {

@@ -26,8 +26,14 @@ impl Ear {
 
     fn hears(&self) -> Vec<u8> {
         let mut buffer = [0; 9000];
-        let length = self.0.recv(&mut buffer).unwrap();
-        buffer[..length].to_vec()
+        loop {
+            match self.0.recv(&mut buffer) {
+                Ok(length) => return buffer[..length].to_vec(),
+                // A wait with a limit is not resumed by itself.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
 }
 
@@ -147,6 +153,31 @@ fn questions_go_to_the_gate_wherever_they_are_sent_and_intercepted_ports_too() {
         // What may not be reached at all does not even get to the gate, nor does who talks to it directly.
         assert_eq!(stage.dial(SERVERS[1], 80).unwrap_err().kind(), ErrorKind::ConnectionRefused);
         assert_eq!(stage.dial("127.0.0.1", 18081).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    }
+}
+
+#[test]
+fn a_question_is_not_taken_for_more_of_one_of_ours() {
+    let stage = Stage::shared();
+    let program = stage.start(Fake::new(Action::Allow, &[], &[]));
+    let ear = Ear::at(&stage, "w", "192.0.2.1:53");
+    for plan in [by_address(&["192.0.2.1/32"], &[]), Plan { default: Action::Allow, ..Plan::deny_all() }] {
+        program.apply(plan);
+        let send = |text: &'static [u8], mark: u32| {
+            stage.boxed(move || {
+                let socket = UdpSocket::bind("0.0.0.0:20000").unwrap();
+                set(&socket, libc::SOL_SOCKET, libc::SO_MARK, &mark.to_ne_bytes()).unwrap();
+                // A refusal may be told at once.
+                let _ = socket.send_to(text, (SERVERS[0], 53));
+            });
+        };
+        // The answer makes it a connection that both know.
+        send(b"ours", MARK);
+        assert_eq!(ear.hears(), b"ours");
+        ear.0.send_to(b"answer", (BOXED, 20000)).unwrap();
+        send(b"theirs", 0);
+        send(b"ours again", MARK);
+        assert_eq!(ear.hears(), b"ours again");
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use sandglass_egress::audit::{Event, Gate};
-use sandglass_egress::firewall::{NameGate, Plan};
+use sandglass_egress::firewall::{Asked, NameGate, Plan};
 use sandglass_egress::policy::Action;
 
 use crate::stage::{Fake, LONG, SERVERS, Stage, by_address, by_name, echoes, hello};
@@ -121,6 +121,60 @@ fn addresses_of_names_pass_with_an_allowed_name() {
 }
 
 #[test]
+fn quic_passes_by_rule_and_not_by_name_whatever_comes_before_it() {
+    both(|stage| {
+        let program = stage.start(Fake::new(Action::Deny, &["good.example"], &["evil.example"]));
+        let known = by_name(&[SERVERS[0]]);
+        let open = Plan { default: Action::Allow, dynamic: Vec::new(), ..known.clone() };
+        for plan in [known, open] {
+            program.apply(Plan {
+                networks: by_address(&["192.0.2.2/32"], &["198.51.100.1/32"]).networks,
+                ..plan
+            });
+            let talk = |address: &'static str, port: u16, packets: [&'static [u8]; 2]| {
+                stage.boxed(move || {
+                    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                    socket.set_read_timeout(Some(LONG)).unwrap();
+                    socket.connect((address, port)).unwrap();
+                    packets.map(|packet| {
+                        let _ = socket.take_error();
+                        socket.send(packet).and_then(|_| socket.recv(&mut [0; 100])).is_ok()
+                    })
+                })
+            };
+            const QUIC: &[u8] = &[0xc3, 0, 0, 0, 1, 8, 1, 2, 3, 4, 5, 6, 7, 8];
+            const OTHER: &[u8] = b"something else";
+            assert_eq!(talk(SERVERS[0], 9999, [OTHER, QUIC]), [true, false]);
+            assert_eq!(talk(SERVERS[0], 443, [OTHER, QUIC]), [false, false]);
+            assert_eq!(talk(SERVERS[1], 9999, [OTHER, QUIC]), [true, true]);
+            assert_eq!(talk(SERVERS[1], 443, [QUIC, OTHER]), [true, true]);
+            assert_eq!(talk(SERVERS[2], 443, [QUIC, OTHER]), [false, false]);
+        }
+    });
+}
+
+#[test]
+fn a_name_that_is_not_remembered_is_known_to_have_been_there() {
+    both(|stage| {
+        let rules = Fake::new(Action::Deny, &["good.example"], &[]);
+        let program = stage.start(rules.clone());
+        program.apply(by_name(&[SERVERS[0]]));
+        let mut named = stage.dial(SERVERS[0], 443).unwrap();
+        echoes(&mut named, &hello(Some("good.example"))).unwrap();
+        let mut greeted = stage.dial(SERVERS[0], 22).unwrap();
+        greeted.read_exact(&mut [0; 14]).unwrap();
+        echoes(&mut greeted, b"hello").unwrap();
+        drop(program);
+        let program = stage.start(rules);
+        program.apply(by_name(&[SERVERS[0]]));
+        let ended = program.with(|firewall| firewall.cut(&|connection| connection.asked == Asked::Nothing));
+        assert_eq!(ended.unwrap(), 1);
+        assert_eq!(echoes(&mut named, b"more").unwrap_err().kind(), ErrorKind::ConnectionReset);
+        echoes(&mut greeted, b"more").unwrap();
+    });
+}
+
+#[test]
 fn a_hello_in_pieces_is_read_whole() {
     both(|stage| {
         let program = stage.start(Fake::new(Action::Deny, &["good.example"], &[]));
@@ -200,7 +254,7 @@ fn admitted_addresses_expire_and_what_is_open_goes_on_until_it_is_cut() {
             assert_eq!(firewall.cut(&stay).unwrap(), 0);
             seen.into_inner().unwrap()
         });
-        let ours = seen.iter().filter(|seen| seen.host.as_deref() == Some("good.example")).count();
+        let ours = seen.iter().filter(|seen| seen.asked == Asked::Host("good.example".into())).count();
         assert_eq!(ours, 2, "{seen:?}");
         assert!(seen.iter().all(|seen| seen.address == address && seen.port == 443), "{seen:?}");
         let cut = program.with(|firewall| firewall.cut(&|_| false)).unwrap();

@@ -115,8 +115,9 @@ impl Stage {
         let world = self.space("w");
         ip(&format!("-n {world} link set dev lo up"));
         for address in SERVERS.iter().chain(&SERVERS_V6) {
-            let length = if address.contains(':') { 128 } else { 32 };
-            ip(&format!("-n {world} addr add {address}/{length} dev lo"));
+            // Without the search for duplicates it can be used at once.
+            let (length, at_once) = if address.contains(':') { (128, " nodad") } else { (32, "") };
+            ip(&format!("-n {world} addr add {address}/{length} dev lo{at_once}"));
         }
         for (port, greeting) in [(443, ""), (8443, ""), (80, ""), (22, "SSH-2.0-test\r\n")] {
             let stop = self.stop.clone();

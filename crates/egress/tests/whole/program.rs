@@ -61,9 +61,12 @@ impl Home {
 }
 
 impl Program {
-    /// Starts it and waits until it says that it enforces.
+    /// Starts it, or one of another build that the variable `SANDGLASS_TEST_EGRESS` names, and waits until it says that
+    /// it enforces.
     pub fn start(stage: &Stage, home: &Home) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sandglass-egress"));
+        let program = std::env::var_os("SANDGLASS_TEST_EGRESS");
+        let mut command =
+            Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_sandglass-egress").into()));
         command
             .env_clear()
             .envs(home.environment.iter().cloned())

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::attributes::*;
 use super::rule::Rule;
 use super::{INET, SUBSYSTEM};
-use crate::message::{ACK, APPEND, CREATE, Message, family_header};
+use crate::message::{APPEND, CREATE, Message, family_header};
 use crate::socket::Socket;
 
 const BATCH_BEGIN: u16 = libc::NFNL_MSG_BATCH_BEGIN as u16;
@@ -119,8 +119,21 @@ impl Batch {
         Self { messages: vec![marker(BATCH_BEGIN)], sets: 0 }
     }
 
+    /// Bytes so far. What is committed at once has to fit into the socket's buffer, which without privilege over the
+    /// machine is some 200 KB; one call for elements adds 40 KB at most for each 500 of them.
+    pub fn length(&self) -> usize {
+        self.messages.iter().map(|message| message.bytes().len()).sum()
+    }
+
     /// Carries it out. The error is that of the first change that was refused; none was made then.
     pub fn commit(mut self, socket: &mut Socket) -> io::Result<()> {
+        if let [_, .., last] = &mut self.messages[..] {
+            // One answer for all: failures come without having been asked for, and those for thousands of changes would
+            // not fit into what a socket may hold.
+            last.ask_for_answer();
+        } else {
+            return Ok(());
+        }
         self.messages.push(marker(BATCH_END));
         socket.transact(self.messages).map_err(|(_, error)| error)
     }
@@ -298,5 +311,5 @@ fn marker(kind: u16) -> Message {
 }
 
 fn message(kind: libc::c_int, flags: u16) -> Message {
-    Message::new(SUBSYSTEM | kind as u16, ACK | flags, &family_header(INET, 0))
+    Message::new(SUBSYSTEM | kind as u16, flags, &family_header(INET, 0))
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bollard::{
-    models::{ContainerCreateBody, HostConfig},
+    models::{ContainerCreateBody, HostConfig, SystemInfo},
     query_parameters::{
         CreateContainerOptions, InspectNetworkOptions, RemoveContainerOptions, StartContainerOptions,
     },
@@ -163,8 +163,12 @@ impl Shared {
         })
     }
 
-    /// The address that connections from the engine's host come from.
+    /// The address that connections from the engine's host come from; none where others come from it too.
     async fn gateway(&self) -> Option<IpAddr> {
+        let info = self.client.call(|docker| async move { docker.info().await }).await.ok()?;
+        if !keeps_sources_apart(&info) {
+            return None;
+        }
         let asked = self.client.call(|docker| async move {
             docker.inspect_network("bridge", None::<InspectNetworkOptions>).await
         });
@@ -261,6 +265,19 @@ impl Shared {
             Err(e) => Err(e.during("remove")),
         }
     }
+}
+
+/// Whether a published port is reached from the bridge's gateway by the engine's host alone. A program of a rootless engine,
+/// and that of an engine in a virtual machine, passes on whatever comes from anywhere as if it came from there.
+fn keeps_sources_apart(info: &SystemInfo) -> bool {
+    let rootless = info
+        .security_options
+        .iter()
+        .flatten()
+        .any(|option| option.split(',').any(|part| part == "rootless" || part == "name=rootless"));
+    let system = info.operating_system.as_deref().unwrap_or_default();
+    let is_linux = info.os_type.as_deref() == Some("linux");
+    is_linux && !rootless && !system.contains("Desktop")
 }
 
 /// How this machine's published ports are spelled by a process on it, or, when it is told how, by one in a container.
@@ -452,6 +469,26 @@ mod tests {
             adapt(&mut env, Some([172, 17, 0, 1].into()));
             assert!(env.contains(&format!("{TRUSTED_PEERS}={expected}")), "{env:?}");
         }
+    }
+
+    #[test]
+    fn the_gateway_is_trusted_only_where_nobody_else_comes_from_it() {
+        let engine = |os: &str, system: &str, options: &[&str]| SystemInfo {
+            os_type: Some(os.to_owned()),
+            operating_system: Some(system.to_owned()),
+            security_options: Some(options.iter().map(|option| (*option).to_owned()).collect()),
+            ..SystemInfo::default()
+        };
+        let plain = ["name=seccomp,profile=builtin", "name=cgroupns"];
+        assert!(keeps_sources_apart(&engine("linux", "Debian GNU/Linux 13 (trixie)", &plain)));
+        assert!(!keeps_sources_apart(&engine(
+            "linux",
+            "Debian GNU/Linux 13 (trixie)",
+            &["name=rootless", plain[0]]
+        )));
+        assert!(!keeps_sources_apart(&engine("linux", "Docker Desktop", &plain)));
+        assert!(!keeps_sources_apart(&engine("windows", "Windows Server 2022", &[])));
+        assert!(!keeps_sources_apart(&SystemInfo::default()), "an engine that does not say");
     }
 
     #[test]
