@@ -40,13 +40,10 @@ impl Socket {
 
     pub fn netfilter() -> io::Result<Self> {
         let socket = Self::open(Some(rustix::net::netlink::NETFILTER))?;
-        for (forced, asked) in
-            [(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF), (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)]
-        {
-            // Without the privilege to force them, as much as the system gives to everybody.
-            if socket.set(libc::SOL_SOCKET, forced, BUFFER).is_err() {
-                let _ = socket.set(libc::SOL_SOCKET, asked, BUFFER);
-            }
+        // Without the privilege to force it, nobody sends more than the system gives to everybody; bursts may lose more.
+        let _ = socket.set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, BUFFER);
+        if socket.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER).is_err() {
+            let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, BUFFER);
         }
         // Refusals do not repeat the request, which may be longer than what is read at once.
         socket.set(libc::SOL_NETLINK, libc::NETLINK_CAP_ACK, 1)?;

@@ -126,16 +126,21 @@ impl Batch {
     }
 
     /// Carries it out. The error is that of the first change that was refused; none was made then.
-    pub fn commit(mut self, socket: &mut Socket) -> io::Result<()> {
-        if let [_, .., last] = &mut self.messages[..] {
-            // One answer for all: failures come without having been asked for, and those for thousands of changes would
-            // not fit into what a socket may hold.
-            last.ask_for_answer();
-        } else {
+    pub fn commit(self, socket: &mut Socket) -> io::Result<()> {
+        if self.messages.len() < 2 {
             return Ok(());
         }
+        socket.transact(self.finished()).map_err(|(_, error)| error)
+    }
+
+    fn finished(mut self) -> Vec<Message> {
+        // One answer for all: failures come without having been asked for, and those for thousands of changes would not fit
+        // into what a socket may hold.
+        if let Some(last) = self.messages.last_mut() {
+            last.ask_for_answer();
+        }
         self.messages.push(marker(BATCH_END));
-        socket.transact(self.messages).map_err(|(_, error)| error)
+        self.messages
     }
 
     /// Present is fine.
@@ -312,4 +317,19 @@ fn marker(kind: u16) -> Message {
 
 fn message(kind: libc::c_int, flags: u16) -> Message {
     Message::new(SUBSYSTEM | kind as u16, flags, &family_header(INET, 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_change_is_acknowledged() {
+        let mut batch = Batch::new();
+        batch.renew_table("some");
+        batch.add_chain("some", "chain");
+        let messages = batch.finished();
+        let asking: Vec<bool> = messages.iter().map(Message::wants_answer).collect();
+        assert_eq!(asking, [false, false, false, false, true, false]);
+    }
 }
