@@ -17,10 +17,11 @@ def table(results):
         if bare and held:
             title = f"`curl` of a small page by HTTPS: name, connection, handshake, answer, {key}"
             rows.append((title, milliseconds(bare), milliseconds(held), f"+ {milliseconds(held - bare)}"))
-    for scheme in ("http", "https"):
-        bare, held = (results.one(f"download_{scheme}", who) for who in (WITHOUT, WITH))
+    ways = {"plain": "plain text from port 8080", "https": "by HTTPS", "http": "by HTTP, each request read by the gate"}
+    for name, way in ways.items():
+        bare, held = (results.one(f"download_{name}", who) for who in (WITHOUT, WITH))
         if bare and held:
-            title = f"download of {bare['megabytes']} MiB by {scheme.upper()}"
+            title = f"download of {bare['megabytes']} MiB, {way}"
             rows.append((title, f"{bare['p50']:.0f} MB/s", f"{held['p50']:.0f} MB/s", f"{held['p50'] / bare['p50']:.2f}×"))
     for rules in (1, 100, 4000):
         for name, title in (("policy_answered", "is answered"), ("policy_felt", "is felt inside")):
