@@ -20,6 +20,7 @@ pub mod middleware;
 mod network_policy;
 pub mod parse;
 mod present;
+pub mod front;
 pub mod router;
 mod sandboxes;
 mod snapshots;

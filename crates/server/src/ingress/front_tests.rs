@@ -78,7 +78,7 @@ fn front(one: &Arc<One>) -> SocketAddr {
     let address = socket.local_addr().unwrap();
     let refuse = crate::http::malformed::answer;
     let serving =
-        Serving { router, refuse, transport: Transport::Plain, limits: listener::Limits::default() };
+        Serving { answers: Arc::new(router), refuse, transport: Transport::Plain, limits: listener::Limits::default() };
     listener::spawn(socket, serving, CancellationToken::new()).unwrap();
     address
 }

@@ -80,6 +80,30 @@ pub fn route_of(matched: Option<&MatchedPath>) -> RouteName {
     named(matched.map(MatchedPath::as_str))
 }
 
+/// The route of a path to a port of a sandbox; `None` for every other path. It is as the router would match it.
+pub fn port_route_of(path: &str) -> Option<RouteName> {
+    static NAMES: OnceLock<[RouteName; 4]> = OnceLock::new();
+    let (v1, rest) = match path.strip_prefix("/v1/") {
+        Some(rest) => (true, rest),
+        None => (false, path.strip_prefix('/')?),
+    };
+    let (id, rest) = rest.strip_prefix("sandboxes/")?.split_once('/')?;
+    let port = rest.strip_prefix("proxy/")?;
+    if id.is_empty() || port.is_empty() || port.starts_with('/') {
+        return None;
+    }
+    let names = NAMES.get_or_init(|| {
+        let name = |template| named(Some(template));
+        [
+            name("/sandboxes/{id}/proxy/{port}"),
+            name("/sandboxes/{id}/proxy/{port}/"),
+            name("/v1/sandboxes/{id}/proxy/{port}"),
+            name("/v1/sandboxes/{id}/proxy/{port}/"),
+        ]
+    });
+    Some(names[2 * usize::from(v1) + usize::from(port.contains('/'))])
+}
+
 fn named(template: Option<&str>) -> RouteName {
     let table = routes();
     let place = template.and_then(|template| table.places.get(&shape(template)).copied()).unwrap_or(0);
