@@ -5,20 +5,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{
-    Router,
-    extract::Request,
-    response::Response,
-};
+use axum::{Router, extract::Request, response::Response};
 use futures_util::{FutureExt as _, future::BoxFuture};
-use http::{
-    HeaderValue, Method,
-    header::STRICT_TRANSPORT_SECURITY,
-};
+use http::{HeaderValue, Method, header::STRICT_TRANSPORT_SECURITY};
 
 use super::middleware::{cors, request_id};
 use crate::{
-    ingress::{IngressState, proxy_handler},
+    ingress::{self, IngressState},
     listener::{Answers, whole_head},
     telemetry::{
         Telemetry,
@@ -77,7 +70,7 @@ impl Front {
     }
 
     async fn proxy(&self, request: Request, bodiless: bool) -> Response {
-        let mut response = proxy_handler(self.ingress.clone(), request).await;
+        let mut response = ingress::answer(&self.ingress, request).await;
         whole_head(&mut response, bodiless);
         response
     }

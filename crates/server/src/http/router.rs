@@ -7,8 +7,8 @@ use axum::{
 };
 
 use super::{
-    App, diagnostics, docs, events, front::Front, health, images, ingress, metrics_events, metrics_page, middleware,
-    network_policy, sandboxes, snapshots, unsupported,
+    App, diagnostics, docs, events, front::Front, health, images, ingress, metrics_events, metrics_page,
+    middleware, network_policy, sandboxes, snapshots, unsupported,
 };
 
 /// Routes that exist at the root and under `/v1`.

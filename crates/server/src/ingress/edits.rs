@@ -57,16 +57,8 @@ pub(super) fn request(
 /// What no application gets, and what only some get.
 fn removed(egress_token: bool, agent_token: bool) -> &'static [HeaderName] {
     // In this order, so that each case is a part of it.
-    static ALL: [HeaderName; 8] = [
-        EGRESS_TOKEN,
-        API_KEY,
-        SECURE_ACCESS,
-        ROUTE_TOKEN,
-        ACCESS_RENEW,
-        FORWARDED,
-        REAL_IP,
-        AGENT_TOKEN,
-    ];
+    static ALL: [HeaderName; 8] =
+        [EGRESS_TOKEN, API_KEY, SECURE_ACCESS, ROUTE_TOKEN, ACCESS_RENEW, FORWARDED, REAL_IP, AGENT_TOKEN];
     match (egress_token, agent_token) {
         (true, true) => &ALL,
         (true, false) => &ALL[..7],

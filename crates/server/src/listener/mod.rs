@@ -1,9 +1,9 @@
-//! How connections of clients become requests for a router: the one listener of the API server and of the gateway.
+//! How connections of clients become requests for whatever answers them: the one listener of the API server and of the gateway.
 //!
 //! Owns the sockets, TLS, the choice between HTTP/1.1 and HTTP/2, the limits on heads and on silence, and the orderly end. Does not
 //! know routes.
 //!
-//! Invariant: a router sees only requests whose framing has one meaning. What two programs could read differently is refused, and
+//! Invariant: whoever answers sees only requests whose framing has one meaning. What two programs could read differently is refused, and
 //! its connection closed.
 
 mod accept;

@@ -185,12 +185,7 @@ where
     S: Subscriber + for<'l> LookupSpan<'l>,
     N: for<'w> FormatFields<'w> + 'static,
 {
-    fn format_event(
-        &self,
-        _: &FmtContext<'_, S, N>,
-        writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
+    fn format_event(&self, _: &FmtContext<'_, S, N>, writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut fields = Fields::default();
         event.record(&mut fields);
         let Fields(mut fields) = fields;
@@ -206,7 +201,8 @@ where
         let mut time = String::new();
         SystemTime.format_time(&mut Writer::new(&mut time))?;
         let (level, target) = (*event.metadata().level(), event.metadata().target());
-        let line = Line { time, level, target, request: own_request.or_else(current::request_id), message, fields };
+        let line =
+            Line { time, level, target, request: own_request.or_else(current::request_id), message, fields };
         match self.format {
             LogFormat::Human => line.write_human(writer),
             LogFormat::Json => line.write_json(writer),

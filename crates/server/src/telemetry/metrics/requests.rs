@@ -229,6 +229,40 @@ mod tests {
     }
 
     #[test]
+    fn ports_are_told_apart_by_their_path() {
+        let bare = "/sandboxes/{sandbox_id}/proxy/{port}";
+        let rest = "/sandboxes/{sandbox_id}/proxy/{port}/{full_path:path}";
+        for (path, mount, name) in [
+            ("/sandboxes/a/proxy/80", "", bare),
+            ("/v1/sandboxes/a/proxy/80", "/v1", bare),
+            ("/sandboxes/a/proxy/80/", "", rest),
+            ("/v1/sandboxes/a/proxy/http/x", "/v1", rest),
+            ("/v1/sandboxes/a%2Fb/proxy/80//", "/v1", rest),
+            ("/sandboxes/v1/proxy/80/sandboxes/a/proxy/80", "", rest),
+        ] {
+            let found = port_route_of(path).map(RouteName::as_str);
+            assert_eq!(found, Some(&*format!("{mount}{name}")), "{path}");
+        }
+        for path in [
+            "",
+            "*",
+            "/",
+            "/sandboxes",
+            "/sandboxes//proxy/80",
+            "/sandboxes/a/proxy",
+            "/sandboxes/a/proxy/",
+            "/sandboxes/a/proxy//x",
+            "/sandboxes/a/b/proxy/80",
+            "/v1sandboxes/a/proxy/80",
+            "/v1//sandboxes/a/proxy/80",
+            "/v1/v1/sandboxes/a/proxy/80",
+            "/x/sandboxes/a/proxy/80",
+        ] {
+            assert_eq!(port_route_of(path), None, "{path}");
+        }
+    }
+
+    #[test]
     fn methods_are_known_or_other() {
         assert_eq!(method_name(&Method::PATCH), "PATCH");
         assert_eq!(method_name(&Method::from_bytes(b"PURGE").unwrap()), "OTHER");
