@@ -9,6 +9,7 @@ use sandglass_netlink::nft::rule::{Checksum, Field, QueueBy, Reject, Rule, Verdi
 
 use super::denials::COPIED;
 use super::plan::{Doh, NameGate, Placement, Plan, Ports};
+use crate::inspect::packet::MULTIPATH;
 use crate::policy::Action;
 
 /// The queue that the inspector has open.
@@ -47,6 +48,8 @@ pub(super) struct Tools {
     pub queue: QueueBy,
     /// Absent where the kernel cannot report packets.
     pub log: Option<u16>,
+    /// Whether it can take options out of TCP packets.
+    pub strip: bool,
 }
 
 /// Sets of addresses of both families.
@@ -305,6 +308,11 @@ impl Ruleset<'_> {
         let hops = (8, 2);
         add(Rule::new().ipv4().protocol(TCP).write(hops, &[0xff, 0], &[64, 0], Checksum::Ipv4Header));
         add(Rule::new().ipv6().protocol(TCP).write((7, 1), &[0xff], &[64], Checksum::None));
+        if self.tools.strip {
+            // Over several ways at once, bytes arrive in another order than on any of them. Without the option the two sides
+            // agree on ordinary TCP; where it cannot be taken out, the inspector refuses the beginning.
+            add(opens(Rule::new()).strip_tcp_option(MULTIPATH));
+        }
         let inspected = Rule::new().protocol(TCP).set_connection_mark(PENDING | FOLLOWED);
         add(inspected.queue(QUEUE, self.tools.queue));
         // QUIC would carry a name that is not looked at: on its port, and wherever a connection of it begins.

@@ -85,7 +85,17 @@ impl Talk {
     }
 
     fn judged(&mut self, sequence: u32, flags: u8, bytes: &[u8]) -> (Word, Option<Event>) {
-        let tcp = Some(Segment { sequence, acknowledged: 5001, flags, bytes });
+        self.judged_with(&[], sequence, flags, bytes)
+    }
+
+    fn judged_with(
+        &mut self,
+        options: &[u8],
+        sequence: u32,
+        flags: u8,
+        bytes: &[u8],
+    ) -> (Word, Option<Event>) {
+        let tcp = Some(Segment { sequence, acknowledged: 5001, flags, options, bytes });
         let tuple = self.tuple();
         self.flows.judge_at(&Packet { tuple, tcp }, self.now)
     }
@@ -103,7 +113,7 @@ impl Talk {
             destination_port: there.source_port,
             ..there
         };
-        let tcp = Some(Segment { sequence, acknowledged, flags, bytes });
+        let tcp = Some(Segment { sequence, acknowledged, flags, options: &[], bytes });
         self.flows.judge_at(&Packet { tuple, tcp }, self.now).0
     }
 }
@@ -125,6 +135,26 @@ fn a_connection_is_opened_by_the_acknowledgement_of_an_allowed_name() {
     assert_eq!(talk.client(9000, SYN, b""), Word::Pass);
     assert_eq!(talk.opened.host(&talk.tuple()), None);
     assert_eq!(talk.client(9001, ACK, GOOD), Word::Drop);
+}
+
+#[test]
+fn a_beginning_over_several_ways_is_refused_wherever_the_option_is() {
+    let capable = [30, 4, 1, 0];
+    let behind_others = [2, 4, 5, 180, 1, 1, 4, 2, 30, 12, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for options in [&capable[..], &behind_others, &[0, 30, 4, 1], &[30]] {
+        let mut talk = Talk::new();
+        let (word, event) = talk.judged_with(options, 1000, SYN, b"");
+        assert_eq!(word, Word::Refuse, "{options:?}");
+        assert!(event.is_some());
+        assert_eq!(talk.flows.sizes(), (0, 0));
+        // Nor does one become such.
+        assert_eq!(talk.client(1000, SYN, b""), Word::Pass);
+        assert_eq!(talk.judged_with(options, 1000, SYN, b"").0, Word::Drop);
+    }
+    let usual = [2, 4, 5, 180, 4, 2, 8, 10, 30, 30, 30, 30, 0, 0, 0, 0, 1, 3, 3, 7];
+    for options in [&usual[..], &[], &[1, 1, 1, 0], &[3], &[2, 0, 0, 0]] {
+        assert_eq!(Talk::new().judged_with(options, 1000, SYN, b"").0, Word::Pass, "{options:?}");
+    }
 }
 
 #[test]

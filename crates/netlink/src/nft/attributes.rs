@@ -71,6 +71,10 @@ pub const LIMIT_BURST: u16 = 3;
 pub const LOG_GROUP: u16 = 1;
 pub const LOG_PREFIX: u16 = 2;
 pub const LOG_SNAPLEN: u16 = 3;
+pub const EXTHDR_TYPE: u16 = 2;
+pub const EXTHDR_OP: u16 = 6;
+/// A value of it.
+pub const EXTHDR_TCP_OPTION: u32 = 1;
 pub const QUEUE_NUM: u16 = 1;
 pub const TARGET_NAME: u16 = 1;
 pub const TARGET_REV: u16 = 2;

@@ -264,6 +264,13 @@ impl Rule {
         })
     }
 
+    /// Overwrites a TCP option by ones that mean nothing, the first of its kind. Needs Linux 5.18.
+    pub fn strip_tcp_option(self, kind: u8) -> Self {
+        self.expression("exthdr", |data| {
+            data.attribute(EXTHDR_TYPE, &[kind]).network(EXTHDR_OP, EXTHDR_TCP_OPTION)
+        })
+    }
+
     /// Reports the packet's first bytes to the listeners of a group.
     pub fn log(self, group: u16, prefix: &str, bytes: u32) -> Self {
         self.expression("log", |data| {
