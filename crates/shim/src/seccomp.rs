@@ -245,7 +245,15 @@ mod tests {
             let result = call();
             let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
             // SAFETY: ends the child and nothing else.
-            unsafe { libc::_exit(if !applied { 255 } else if result < 0 { errno } else { 0 }) }
+            unsafe {
+                libc::_exit(if !applied {
+                    255
+                } else if result < 0 {
+                    errno
+                } else {
+                    0
+                })
+            }
         }
         let mut status = 0;
         // SAFETY: the pointer is to a number that outlives the call.
@@ -292,7 +300,9 @@ mod tests {
                 libc::syscall(libc::SYS_setsockopt, -1, level, option, &raw const one, 4)
             })
         };
-        for (level, option) in [(0, 3), (0, 19), (41, 36), (41, 75), (255, 36), (1 << 32, 3), (0, 3 | 1 << 32)] {
+        for (level, option) in
+            [(0, 3), (0, 19), (41, 36), (41, 75), (255, 36), (1 << 32, 3), (0, 3 | 1 << 32)]
+        {
             assert_eq!(set(level, option), libc::EPERM, "{level} {option}");
         }
         // TTL, ICMP_FILTER, IPV6_CHECKSUM, IPV6_UNICAST_HOPS, SO_REUSEADDR, TCP_NODELAY.

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use sandglass_netlink::nft::batch::{Batch, Holding, Key, Set};
+use sandglass_netlink::nft::meter::Meter;
 use sandglass_netlink::nft::rule::{QueueBy, Rule};
 use sandglass_netlink::socket::Socket;
 
@@ -60,7 +61,7 @@ impl Firewall {
     pub fn open(placement: Placement, ports: Ports) -> io::Result<Self> {
         let mut socket = Socket::netfilter().map_err(named("open a netlink socket"))?;
         // Something closed comes before finding out what the kernel has.
-        let tools = Tools { queue: QueueBy::Expression, log: None, strip: false };
+        let tools = Tools { queue: QueueBy::Expression, log: None, strip: false, count: false };
         let mut batch = Batch::new();
         batch.renew_table(TABLE);
         for (chain, base) in base_chains(&placement) {
@@ -261,7 +262,8 @@ fn find_out(socket: &mut Socket) -> io::Result<Tools> {
     };
     let log = accepts(Rule::new().log(GROUP, "default", COPIED)).is_ok().then_some(GROUP);
     let strip = accepts(Rule::new().protocol(TCP).strip_tcp_option(MULTIPATH)).is_ok();
-    Ok(Tools { queue, log, strip })
+    let count = accepts(Meter::OF_ONE_SANDBOX.into_iter().fold(Rule::new(), Rule::over)).is_ok();
+    Ok(Tools { queue, log, strip, count })
 }
 
 pub(super) fn named(step: &'static str) -> impl Fn(io::Error) -> io::Error {

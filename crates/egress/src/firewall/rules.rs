@@ -5,6 +5,7 @@
 //! what has no mark is judged anew, packet by packet. A TCP packet of a connection that the kernel does not know is
 //! never the beginning of one, so a connection that was forgotten does not come back, from neither side.
 
+use sandglass_netlink::nft::meter::Meter;
 use sandglass_netlink::nft::rule::{Checksum, Field, QueueBy, Reject, Rule, Verdict, state};
 
 use super::denials::COPIED;
@@ -50,6 +51,8 @@ pub(super) struct Tools {
     pub log: Option<u16>,
     /// Whether it can take options out of TCP packets.
     pub strip: bool,
+    /// Whether it can count connections.
+    pub count: bool,
 }
 
 /// Sets of addresses of both families.
@@ -133,8 +136,8 @@ impl Ip {
 pub(super) const FAMILIES: [Ip; 2] = [Ip::V4, Ip::V6];
 
 /// Chains that others go to.
-pub(super) const CHAINS: [&str; 8] =
-    ["egress", "named", "open", "open_unread", "refuse", "refuse_dns", "refuse_quic", "reject"];
+pub(super) const CHAINS: [&str; 9] =
+    ["egress", "named", "open", "open_unread", "refuse", "refuse_dns", "refuse_quic", "reject", "lose"];
 
 /// A rule and its chain.
 pub(super) type Placed = (&'static str, Rule);
@@ -158,6 +161,15 @@ impl Ruleset<'_> {
         rules.extend(self.named());
         rules.extend(self.ends());
         rules
+    }
+
+    /// First packets of more connections than one sandbox may have are lost, which TCP tries again. The count begins anew with
+    /// each policy; what the host counts does not.
+    pub fn divert_excess(&self, start: &Rule) -> Vec<Placed> {
+        if self.plan.is_none() || !self.tools.count {
+            return Vec::new();
+        }
+        Meter::OF_ONE_SANDBOX.map(|meter| ("divert", go(start.clone().over(meter), "lose"))).into()
     }
 
     /// First packets that ask for names go to the DNS gate.
@@ -346,6 +358,12 @@ impl Ruleset<'_> {
             }
             rules.push((chain, go(Rule::new(), "reject")));
         }
+        if let Some(group) = self.tools.log {
+            let (each_second, burst) = REPORTS;
+            let report = Rule::new().at_most(each_second, burst).log(group, "too many connections", COPIED);
+            rules.push(("lose", report));
+        }
+        rules.push(("lose", drop(Rule::new())));
         rules.push(("reject", Rule::new().protocol(TCP).reject(Reject::TcpReset)));
         rules.push(("reject", Rule::new().reject(Reject::Prohibited)));
         rules
