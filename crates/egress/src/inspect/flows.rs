@@ -16,6 +16,7 @@ use sandglass_netlink::conntrack::Tuple;
 
 use super::first::{self, First, LIMIT, Protocol};
 use super::packet::{ACK, FIN, MULTIPATH, Packet, RST, SYN, Segment, URG};
+use super::postgres;
 use super::server::Server;
 use super::tls::Reply;
 use super::verdict::{denied, host_of, protocol_of, verdict};
@@ -284,7 +285,20 @@ impl Flows {
         let Some(flow) = self.flows.get_mut(tuple) else {
             return (Word::Drop, None);
         };
-        let first = first::read(&flow.bytes);
+        let first = match postgres::questions(&flow.bytes) {
+            None => First::More,
+            Some(questions) => {
+                flow.server.answers(questions);
+                let rest = postgres::behind(&flow.bytes, questions);
+                first::read(rest).behind(flow.bytes.len() - rest.len())
+            }
+        };
+        // No more of them are held.
+        let first = if first == First::More && flow.bytes.len() >= LIMIT {
+            First::Broken(Protocol::Tls)
+        } else {
+            first
+        };
         let length = match &first {
             First::More if segment.flags & FIN == 0 => return (Word::Pass, None),
             First::Named { length, .. } | First::Unnamed { length, .. } => *length,
@@ -376,7 +390,7 @@ impl Flows {
                 (verdict(&*self.rules, first).action == Action::Allow, host_of(first))
             }
             // The server speaks first: no protocol in which the client names a host.
-            None if flow.answered && flow.bytes.is_empty() && !segment.bytes.is_empty() => (true, None),
+            None if flow.answered && flow.bytes.is_empty() && flow.server.has_spoken() => (true, None),
             _ => return Word::Pass,
         };
         self.remove(tuple);
