@@ -350,7 +350,10 @@ fn passed(
         message::upgrade(&parts.headers).filter(|_| parts.status == StatusCode::SWITCHING_PROTOCOLS);
     message::strip_response(&mut parts.headers, upgrade);
     if let Some(active) = &active {
-        active.redactor.headers(&mut parts.headers);
+        match parts.status {
+            StatusCode::SWITCHING_PROTOCOLS => active.redactor.handshake(&mut parts.headers),
+            _ => active.redactor.headers(&mut parts.headers),
+        }
         let reason = parts.extensions.get::<ReasonPhrase>();
         if reason.is_some_and(|reason| active.redactor.value(reason.as_bytes()).is_some()) {
             parts.extensions.remove::<ReasonPhrase>();
