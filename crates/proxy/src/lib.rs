@@ -18,6 +18,7 @@ mod headers;
 mod limits;
 mod pool;
 mod pulse;
+mod room;
 mod tunnel;
 mod upgrade;
 mod wire;

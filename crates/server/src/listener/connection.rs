@@ -35,6 +35,8 @@ use super::{
 };
 
 /// What an HTTP/2 connection starts with.
+/// What may wait for a slow reader, beside one piece of the body.
+const ANSWER_AHEAD: usize = 128 << 10;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Clients keep idle connections for about as long as the configured time; closing a little later lets them close first.
 const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(5);
@@ -138,6 +140,7 @@ impl Connection {
         http.timer(KeptTimer::default())
             .max_headers(limits.head_fields)
             .max_header_size(limits.head_bytes + 64)
+            .max_buf_size((2 * limits.head_bytes).max(ANSWER_AHEAD))
             // Partial heads do not get this far, so this is the time without a request.
             .header_read_timeout(limits.keep_alive + KEEP_ALIVE_MARGIN);
         // Of this connection alone: it is asked whenever something moves.
