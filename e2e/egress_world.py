@@ -1,9 +1,11 @@
 """The rest of the world for tests of egress policies: a network namespace with name, web and TLS servers of its own.
 
 As a program (`python egress_world.py FOLDER BLOCK [names]`) it is those servers, or the name server alone; as a module it makes the
-namespace, the authority that the servers' certificates come from, and the programs that run in it. All addresses are reserved for measurements, and nobody's outside.
+namespace, the authority that the servers' certificates come from, and the programs that run in it. It keeps what it was asked for, and
+every packet that reaches an address which no test allows. All addresses are reserved for measurements, and nobody's outside.
 """
 
+import functools
 import json
 import os
 import socket
@@ -22,6 +24,10 @@ HOST, RESOLVER = f"198.19.{BLOCK}.1", f"198.19.{BLOCK}.2"
 NAMES = {"allowed.test": f"198.19.{BLOCK}.10", "other.test": f"198.19.{BLOCK}.11", "sub.wild.test": f"198.19.{BLOCK}.12"}
 # Nobody's name.
 BARE = f"198.19.{BLOCK}.20"
+# Where nothing may arrive from a sandbox that is only let to `allowed.test`.
+FORBIDDEN = (NAMES["other.test"], BARE)
+# Where datagrams are answered, and plain HTTP beside port 80.
+DATAGRAMS, PLAIN = (443, 853, 5000, 5353), 8080
 
 
 class World:
@@ -72,6 +78,20 @@ class World:
         except OSError:
             return []
 
+    def questions(self):
+        """Names that somebody asked for."""
+        return self._lines("questions.log")
+
+    def strays(self):
+        """Packets to the forbidden addresses: protocol, source and the first bytes of what they carried."""
+        return self._lines("strays.log")
+
+    def _lines(self, name):
+        try:
+            return (self.folder / name).read_text().splitlines()
+        except OSError:
+            return []
+
     def _ip(self, line):
         subprocess.run(["ip", *line.split()], check=True)
 
@@ -96,8 +116,7 @@ class World:
 
 class Web(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    log = None
-    lock = threading.Lock()
+    log = questions = None
 
     def do_GET(self):
         body = self.rfile.read(int(self.headers.get("content-length", 0))).decode("utf-8", "replace")
@@ -110,8 +129,7 @@ class Web(BaseHTTPRequestHandler):
             "at": self.connection.getsockname()[0],
             "from": self.client_address[0],
         }
-        with Web.lock, open(Web.log, "a") as log:
-            log.write(json.dumps(seen) + "\n")
+        Web.log.add(json.dumps(seen))
         answer = b"hello from " + seen["at"].encode()
         self.send_response(200)
         self.send_header("content-length", str(len(answer)))
@@ -132,11 +150,40 @@ def answer(question):
         at += question[at] + 1
     (kind,) = struct.unpack("!H", question[at + 1 : at + 3])
     name, asked = ".".join(labels), question[12 : at + 5]
+    Web.questions.add(f"{kind} {name}")
     address = NAMES.get(name)
     found = b"" if address is None or kind != 1 else b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, 30, 4) + socket.inet_aton(address)
     # The root exists, too: it is what resolvers are asked for to see whether they live.
     code = 0 if address or not name else 3
     return question[:2] + struct.pack("!HHHHH", 0x8180 | code, 1, 1 if found else 0, 0, 0) + asked + found
+
+
+class Log:
+    """Lines in a file, by several threads."""
+
+    def __init__(self, path):
+        self.path, self.lock = path, threading.Lock()
+
+    def add(self, line):
+        with self.lock, open(self.path, "a") as log:
+            log.write(line + "\n")
+
+
+def echo_datagrams(port):
+    server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    server.bind(("0.0.0.0", port))
+    while True:
+        said, peer = server.recvfrom(65535)
+        server.sendto(said[:64], peer)
+
+
+def watch(strays):
+    forbidden = {socket.inet_aton(address) for address in FORBIDDEN}
+    link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
+    while True:
+        packet = link.recv(65535)[14:]
+        if packet[16:20] in forbidden:
+            strays.add(f"{packet[9]} {socket.inet_ntoa(packet[12:16])} {packet[20:80].hex()}")
 
 
 def resolve_datagrams():
@@ -162,7 +209,7 @@ def resolve_streams():
 
 
 def serve(folder, web):
-    Web.log = folder / "requests.jsonl"
+    Web.log, Web.questions = Log(folder / "requests.jsonl"), Log(folder / "questions.log")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
 
@@ -180,9 +227,13 @@ def serve(folder, web):
 
     loops = [resolve_datagrams, resolve_streams]
     if web:
-        plain = ThreadingHTTPServer(("0.0.0.0", 80), Web)
-        plain.handle_error = lambda *_: None
-        loops += [plain.serve_forever, Tls(("0.0.0.0", 443), Web).serve_forever]
+        for port in (80, PLAIN):
+            plain = ThreadingHTTPServer(("0.0.0.0", port), Web)
+            plain.handle_error = lambda *_: None
+            loops.append(plain.serve_forever)
+        loops.append(Tls(("0.0.0.0", 443), Web).serve_forever)
+        loops += [functools.partial(echo_datagrams, port) for port in DATAGRAMS]
+        loops.append(functools.partial(watch, Log(folder / "strays.log")))
     for loop in loops:
         threading.Thread(target=loop, daemon=True).start()
     time.sleep(0.2)

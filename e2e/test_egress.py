@@ -261,6 +261,42 @@ def test_a_credential_is_lent_to_requests_and_never_seen_inside(create, api, wor
     assert kept.stdout == ""
 
 
+def test_osb_manages_the_vault(create, stack, world, tmp_path):
+    sandbox = proxied(create, allow("allowed.test"))
+    environment = {
+        **{"PATH": os.environ["PATH"], "HOME": str(tmp_path), "NO_COLOR": "1", "COLUMNS": "200"},
+        **{"OPEN_SANDBOX_DOMAIN": stack.domain, "OPEN_SANDBOX_API_KEY": stack.key},
+    }
+
+    def osb(*arguments, given=None):
+        text = json.dumps(given) if given else None
+        command = [OSB, "credential-vault", *arguments, "-o", "json"]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, input=text, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
+        assert SECRET not in done.stdout + done.stderr
+        return done.stdout
+
+    def lent():
+        assert run(sandbox, "curl -sS -m 10 https://allowed.test/osb").code == 0
+        return world.requests()[-1]["headers"].get("x-token")
+
+    binding = {
+        "name": "web",
+        "match": {"hosts": ["allowed.test"], "methods": ["GET"]},
+        "auth": {"type": "apiKey", "name": "x-token", "credential": "token"},
+    }
+    first = {"name": "token", "source": {"type": "inline", "value": SECRET + "-1"}}
+    osb("create", sandbox.id, "--file", "-", given={"credentials": [first], "bindings": [binding]})
+    assert lent() == SECRET + "-1"
+    assert "token" in osb("credential", "list", sandbox.id) and "web" in osb("binding", "get", sandbox.id, "web")
+    second = {**first, "source": {"type": "inline", "value": SECRET + "-2"}}
+    osb("patch", sandbox.id, "--file", "-", given={"expectedRevision": 1, "credentials": {"replace": [second]}})
+    assert lent() == SECRET + "-2"
+    assert json.loads(osb("get", sandbox.id))["revision"] == 2
+    osb("delete", sandbox.id)
+    assert lent() is None
+
+
 def test_a_killed_enforcer_comes_back_with_the_policy_of_then(create, api, stack):
     sandbox = create()
     sandbox.patch_egress_rules([NetworkRule(action="allow", target="other.test")])

@@ -28,6 +28,10 @@ use crate::{
     profile::{Connection, Profile},
 };
 
+/// Blocks are made on one thread and given back on another with every request; the system's allocator makes them wait for each other.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Sandboxes for code you do not trust.
 #[derive(Parser, Debug)]
 #[command(name = "sandglass", version, arg_required_else_help = true, disable_help_subcommand = true)]

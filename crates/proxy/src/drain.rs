@@ -3,11 +3,10 @@
 //! The invariant: whatever was counted in is counted out when its guard is dropped, however it ends.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
 /// What is in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +25,7 @@ pub(crate) enum Kind {
 
 #[derive(Debug, Default)]
 struct Shared {
-    closing: CancellationToken,
+    closing: AtomicBool,
     requests: AtomicUsize,
     upgrades: AtomicUsize,
     left: Notify,
@@ -55,8 +54,8 @@ pub(crate) struct Active {
 
 impl Drop for Active {
     fn drop(&mut self) {
-        self.shared.counter(self.kind).fetch_sub(1, Ordering::AcqRel);
-        if self.shared.closing.is_cancelled() {
+        self.shared.counter(self.kind).fetch_sub(1, Ordering::SeqCst);
+        if self.shared.closing.load(Ordering::SeqCst) {
             self.shared.left.notify_waiters();
         }
     }
@@ -66,25 +65,25 @@ impl Drain {
     /// `None` once draining has begun.
     pub(crate) fn enter(&self, kind: Kind) -> Option<Active> {
         // Counted before the check: a drain that starts in between sees this guard and waits for it.
-        self.shared.counter(kind).fetch_add(1, Ordering::AcqRel);
+        self.shared.counter(kind).fetch_add(1, Ordering::SeqCst);
         let active = Active { shared: Arc::clone(&self.shared), kind };
-        (!self.shared.closing.is_cancelled()).then_some(active)
+        (!self.shared.closing.load(Ordering::SeqCst)).then_some(active)
     }
 
     pub(crate) fn counts(&self) -> Counts {
         Counts {
-            requests: self.shared.requests.load(Ordering::Acquire),
-            upgrades: self.shared.upgrades.load(Ordering::Acquire),
+            requests: self.shared.requests.load(Ordering::SeqCst),
+            upgrades: self.shared.upgrades.load(Ordering::SeqCst),
         }
     }
 
     pub(crate) fn is_closing(&self) -> bool {
-        self.shared.closing.is_cancelled()
+        self.shared.closing.load(Ordering::SeqCst)
     }
 
     /// Refuses new work and waits for the rest; what is still there after `grace` is returned.
     pub(crate) async fn close(&self, grace: Duration) -> Counts {
-        self.shared.closing.cancel();
+        self.shared.closing.store(true, Ordering::SeqCst);
         let all_left = async {
             loop {
                 let mut left = std::pin::pin!(self.shared.left.notified());

@@ -3,9 +3,8 @@
 //!
 //! Invariant: sending and reading go on at the same time. An answer that comes before the request is out is an answer.
 
-use std::future::Future;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use http::{Method, Request, Version};
 use http_body::Body;
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::BoxError;
 use crate::error::{ForwardError, InvalidHead};
@@ -189,17 +188,17 @@ impl Exchange {
     /// Sends the request and waits for the answer's head, for at most `limit` in which the backend does nothing.
     pub(crate) async fn answer(&mut self, limit: Duration) -> Result<Answer, Failure> {
         let first = if self.upload.as_ref().is_some_and(|upload| upload.held) { CONTINUE } else { limit };
-        let mut timer = pin!(sleep_until(self.moved + first));
+        let mut late = self.moved + first;
         std::future::poll_fn(move |cx| {
             loop {
                 if let Poll::Ready(answered) = self.poll_answer(cx) {
                     return Poll::Ready(answered);
                 }
-                if timer.as_mut().poll(cx).is_pending() {
+                if self.connection.alarm.poll(cx, late).is_pending() {
                     return Poll::Pending;
                 }
                 match self.overdue(limit) {
-                    Some(next) => timer.as_mut().reset(next),
+                    Some(next) => late = next,
                     None => return Poll::Ready(Err(Failure::Other(ForwardError::Timeout))),
                 }
             }
@@ -356,7 +355,7 @@ impl Exchange {
 
     /// Sends the rest of a request that was answered already; for at most `limit` in which nobody does anything.
     pub(crate) async fn send_rest(&mut self, limit: Duration) -> Result<(), ForwardError> {
-        let mut timer = pin!(sleep_until(Instant::now() + limit));
+        let mut late = Instant::now() + limit;
         std::future::poll_fn(|cx| {
             loop {
                 if self.connection.cut.poll(cx) {
@@ -369,11 +368,11 @@ impl Exchange {
                 if self.connection.wire.poll_fill(cx).is_ready() {
                     return Poll::Ready(Err(ForwardError::Dropped(io::ErrorKind::ConnectionAborted.into())));
                 }
-                if timer.as_mut().poll(cx).is_pending() {
+                if self.connection.alarm.poll(cx, late).is_pending() {
                     return Poll::Pending;
                 }
                 match self.moved + limit {
-                    deadline if deadline > Instant::now() => timer.as_mut().reset(deadline),
+                    deadline if deadline > Instant::now() => late = deadline,
                     _ => return Poll::Ready(Err(ForwardError::Timeout)),
                 }
             }

@@ -22,7 +22,7 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 #[derive(Clone, Debug, Default)]
 pub struct HeaderEdits {
     /// Not passed to the backend.
-    pub remove: Vec<HeaderName>,
+    pub remove: &'static [HeaderName],
     /// Every header whose lower-case name starts with one of these is not passed to the backend either.
     pub remove_prefixes: &'static [&'static str],
     /// Each replaces all values of its name.

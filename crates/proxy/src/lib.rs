@@ -6,6 +6,7 @@
 //! Invariants: bytes are passed on as they arrive (nothing is collected, decoded or delayed); a body that was cut short
 //! is never presented as complete; nothing a client names in `Connection` can remove a header that the caller set.
 
+mod alarm;
 mod body;
 mod chunked;
 mod drain;
@@ -17,6 +18,7 @@ mod headers;
 mod limits;
 mod pool;
 mod pulse;
+mod room;
 mod tunnel;
 mod upgrade;
 mod wire;

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 
+use crate::alarm::Alarm;
 use crate::error::ConnectError;
 use crate::limits::Limits;
 use crate::wire::Wire;
@@ -27,6 +28,7 @@ pub(crate) struct Connection {
     pub(crate) wire: Wire,
     pub(crate) target: SocketAddr,
     pub(crate) cut: Cut,
+    pub(crate) alarm: Alarm,
     pub(crate) reused: bool,
 }
 
@@ -118,7 +120,9 @@ impl Pool {
             () = cut.cancelled() => return Err(ConnectError::Removed),
         };
         stream.set_nodelay(true)?;
-        Ok(Connection { wire: Wire::new(stream), target, cut: Cut::new(cut), reused: false })
+        // Of this connection alone: it is asked with every exchange, which must not make the others wait.
+        let cut = Cut::new(cut.child_token());
+        Ok(Connection { wire: Wire::new(stream), target, cut, alarm: Alarm::default(), reused: false })
     }
 
     fn token(&self, address: IpAddr) -> CancellationToken {

@@ -1,6 +1,6 @@
 //! One connection to a backend, as bytes: what was read and not yet understood, what is to be written.
 //!
-//! Memory is bounded by [`READ_MOST`] for what is read, and for what is written by whoever queues it.
+//! Memory is bounded by [`READ_MOST`] for what is read, over all connections by [`Room`], and for what is written by whoever queues it.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -10,6 +10,8 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
+
+use crate::room::Room;
 
 /// A head and a small body fit in; a stream of small events needs no more.
 const READ_LEAST: usize = 8 << 10;
@@ -23,8 +25,8 @@ pub(crate) struct Wire {
     stream: TcpStream,
     /// Read and not yet understood.
     pub(crate) unread: BytesMut,
-    /// How much room the next read gets: follows how much there is to read.
-    room: usize,
+    /// How much the next read gets: follows how much there is to read.
+    room: Room,
     out: VecDeque<Bytes>,
     queued: usize,
     written: u64,
@@ -35,7 +37,7 @@ impl Wire {
         Self {
             stream,
             unread: BytesMut::new(),
-            room: READ_LEAST,
+            room: Room::new(READ_LEAST),
             out: VecDeque::new(),
             queued: 0,
             written: 0,
@@ -44,13 +46,14 @@ impl Wire {
 
     /// Reads more into `unread`; 0 is the end.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.unread.reserve(self.room);
+        let room = self.room.size();
+        self.unread.reserve(room);
         let offered = self.unread.capacity() - self.unread.len();
         let count = ready!(tokio_util::io::poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.unread))?;
         if count == offered {
-            self.room = (self.room * 2).min(READ_MOST);
-        } else if count < self.room / 4 {
-            self.room = (self.room / 2).max(READ_LEAST);
+            self.room.grow((room * 2).min(READ_MOST));
+        } else if count < room / 4 {
+            self.room.shrink((room / 2).max(READ_LEAST));
         }
         Poll::Ready(Ok(count))
     }
@@ -120,7 +123,7 @@ impl Wire {
 
     /// Gives up the memory that a large exchange needed.
     pub(crate) fn rest(&mut self) {
-        self.room = READ_LEAST;
+        self.room.shrink(READ_LEAST);
         if self.unread.capacity() > 2 * READ_LEAST {
             self.unread = BytesMut::new();
         }

@@ -43,8 +43,8 @@ macro_rules! uuid_id {
             /// sandbox has one name in URLs, logs and on disk.
             fn from_str(text: &str) -> Result<Self, InvalidId> {
                 let id = Uuid::try_parse(text).map_err(|_| InvalidId)?;
-                let canonical = id.as_hyphenated().to_string();
-                if canonical == text { Ok(Self(id)) } else { Err(InvalidId) }
+                let mut canonical = [0; uuid::fmt::Hyphenated::LENGTH];
+                if id.as_hyphenated().encode_lower(&mut canonical) == text { Ok(Self(id)) } else { Err(InvalidId) }
             }
         }
     };

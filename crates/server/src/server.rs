@@ -184,25 +184,26 @@ impl Doors {
         };
         let mut tasks = Vec::new();
         let metrics = app.telemetry.metrics.clone();
-        let mut router = router::build(app);
+        let mut front = router::build(app);
         let transport = match self.certificates {
             None => Transport::Plain,
             Some(certificates) => {
                 metrics.certificate_looked(Looked::Replaced);
                 let tell = move |looked| metrics.certificate_looked(looked);
                 tasks.push(tokio::spawn(certificates.clone().watch(stop.clone(), tell)));
-                router = router::strictly_over_tls(router, config.server.hsts_max_age);
+                front = front.strictly_over_tls(config.server.hsts_max_age);
                 Transport::Tls(certificates)
             }
         };
         if let Some(redirect) = self.redirect {
-            let router = listener::redirects(config.server.port);
+            let answers = Arc::new(listener::redirects(config.server.port));
             let few = Limits { connections: limits.connections.min(REDIRECTED), ..limits };
             let serving =
-                Serving { router, refuse: malformed::answer, transport: Transport::Plain, limits: few };
+                Serving { answers, refuse: malformed::answer, transport: Transport::Plain, limits: few };
             tasks.push(listener::spawn(redirect, serving, stop.clone())?);
         }
-        let serving = Serving { router, refuse: malformed::answer, transport, limits };
+        let answers = Arc::new(front);
+        let serving = Serving { answers, refuse: malformed::answer, transport, limits };
         tasks.push(listener::spawn(self.listener, serving, stop.clone())?);
         Ok(tasks)
     }

@@ -57,7 +57,7 @@ impl Edge {
         let store = Arc::new(ImageStore::open(dir.path()).unwrap());
         let images = Images { store, uploads: std::env::temp_dir(), in_use: Arc::new(Default::default) };
         let app = App::new(Arc::new(config), engine, images, Keyring::single(Some("k")));
-        Self { router: router::build(app), _dir: dir }
+        Self { router: router::build(app).into_router(), _dir: dir }
     }
 
     async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Seen {

@@ -89,7 +89,8 @@ impl Door {
         let address = socket.local_addr().unwrap();
         let stop = CancellationToken::new();
         let router = application(served.clone());
-        let serving = Serving { router, refuse: malformed::answer, transport, limits };
+        let answers = Arc::new(router);
+        let serving = Serving { answers, refuse: malformed::answer, transport, limits };
         let task = listener::spawn(socket, serving, stop.clone()).unwrap();
         Self { address, stop, task, served }
     }
@@ -458,7 +459,7 @@ async fn redirects_go_to_the_same_place() {
     let address = socket.local_addr().unwrap();
     let stop = CancellationToken::new();
     let serving = Serving {
-        router: listener::redirects(8443),
+        answers: Arc::new(listener::redirects(8443)),
         refuse: malformed::answer,
         transport: Transport::Plain,
         limits: patient(),

@@ -39,7 +39,7 @@ impl Server {
         config.docker.network_mode = "bridge".to_owned();
         config.egress.image = Some("egress".to_owned());
         let app = App::new(Arc::new(config), engine.clone(), None, Keyring::single(None));
-        Self { runtime, engine, router: router::build(app) }
+        Self { runtime, engine, router: router::build(app).into_router() }
     }
 
     async fn call(&self, method: &str, path: &str, body: Value) -> (u16, Value) {

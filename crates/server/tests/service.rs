@@ -65,7 +65,7 @@ impl Service {
         let engine = Engine::new(runtime.clone(), store.clone(), clock.clone(), Settings::default());
         engine.recover().await.unwrap();
         let app = App::new(config.clone(), engine.clone(), None, keys.clone());
-        (engine, router::build(app))
+        (engine, router::build(app).into_router())
     }
 
     /// Another server on the same runtime and store.

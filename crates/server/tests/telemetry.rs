@@ -61,7 +61,7 @@ impl Stage {
         let app = App::new(Arc::new(config), engine, images, Keyring::single(Some("k")));
         let app = app.with_telemetry(telemetry);
         app.renew_on_access(renewals);
-        Self { router: router::build(app), runtime, metrics, spans, _dir: dir }
+        Self { router: router::build(app).into_router(), runtime, metrics, spans, _dir: dir }
     }
 
     async fn send(

@@ -104,8 +104,8 @@ impl Stage {
             App::new(Arc::new(Config::default()), engine.clone(), images, keys)
         };
         Self {
-            shared: router::build(app(Keyring::tenants(directory.clone()))),
-            alone: router::build(app(Keyring::single(None))),
+            shared: router::build(app(Keyring::tenants(directory.clone()))).into_router(),
+            alone: router::build(app(Keyring::single(None))).into_router(),
             runtime,
             directory,
             _dir: dir,

@@ -59,7 +59,8 @@ pub fn probe(state_dir: &Path) -> Vec<Check> {
     let mut checks = vec![privileges(), kernel(), user_namespaces()];
     checks.extend([overlay(), id_mapping(state_dir)]);
     checks.extend(control_groups());
-    checks.extend([system_call_filter(), pidfd(), veth(), nf_tables(), egress_policies()]);
+    checks.extend([system_call_filter(), pidfd(), veth(), nf_tables(), connection_limits()]);
+    checks.push(egress_policies());
     checks.extend([forwarding_policy(), disk(state_dir)]);
     if !checks[0].ok {
         // Without privileges most probes can only tell that they were not allowed to look.
@@ -243,6 +244,14 @@ fn nf_tables() -> Check {
 fn egress_policies() -> Check {
     let remedy = "load or build these modules; until then sandboxes with a networkPolicy cannot be created";
     check("egress policies", false, egress::probe(), remedy)
+}
+
+/// In a namespace of its own, which ends with the probe.
+fn connection_limits() -> Check {
+    let result = egress::in_middle(nftables::probe_limits);
+    let result = result.map(|()| "available".into()).map_err(|error| error.to_string());
+    let remedy = "use a kernel with CONFIG_NFT_CONNLIMIT; until then one sandbox can fill the host's table of connections";
+    check("connection limits", false, result, remedy)
 }
 
 /// Our table accepts boxes' traffic, but in netfilter a drop elsewhere is final.

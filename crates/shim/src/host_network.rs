@@ -9,6 +9,8 @@ use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::network::nftables::Limits;
+
 use crate::network::nftables;
 use sandglass_netlink::message::attributes;
 use sandglass_netlink::route;
@@ -47,8 +49,9 @@ pub struct NetworkError {
 /// Turns forwarding on and puts the nftables table named `prefix` in place.
 ///
 /// Boxes (host interfaces starting with `prefix`) may answer the host but not reach it, may not reach each other or
-/// link-local addresses, and reach everything else through address translation. Nobody outside reaches them first.
-pub fn ensure(prefix: &str, subnet: Subnet) -> Result<(), NetworkError> {
+/// link-local addresses, and reach everything else through address translation. Nobody outside reaches them first. Says
+/// whether this kernel can keep one box from filling the host's table of connections.
+pub fn ensure(prefix: &str, subnet: Subnet) -> Result<Limits, NetworkError> {
     let forward = "/proc/sys/net/ipv4/ip_forward";
     // Writing resets other settings even when nothing changes, so look first.
     if fs::read_to_string(forward).is_ok_and(|value| value.trim() != "1") {

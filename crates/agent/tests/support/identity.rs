@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 
-use crate::support::{Agent, Answer, BINARY, form, root};
+use crate::support::{Agent, Answer, BINARY, form, root, until};
 
 const UID: u32 = 41_234;
 const GID: u32 = 42_345;
@@ -144,11 +144,15 @@ fn what_the_kernel_forbids_is_refused() {
     assert_eq!(names(&dir), ["closed", "link", "secret"]);
     // Root's own capabilities are root's, without the agent's groups.
     assert_eq!(agent.get(&format!("/v1/filesystem/0/{GID}/files/download?path={d}/secret")).text(), "root's");
-    // And the agent itself is as it was.
-    for task in fs::read_dir(format!("/proc/{}/task", agent.child.id())).unwrap() {
-        let Ok(status) = fs::read_to_string(task.unwrap().path().join("status")) else { continue };
-        assert!(status.contains("Uid:\t0\t0\t0\t0") && status.contains("Groups:\t4711"), "{status}");
-    }
+    // And the agent itself is as it was, once the threads of these calls have ended.
+    until(|| {
+        let mut tasks = fs::read_dir(format!("/proc/{}/task", agent.child.id())).unwrap();
+        let own = tasks.all(|task| {
+            let status = fs::read_to_string(task.unwrap().path().join("status"));
+            status.is_ok_and(|status| status.contains("Uid:\t0\t0\t0\t0") && status.contains("Groups:\t4711"))
+        });
+        own.then_some(())
+    });
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use sandglass_netlink::nft::batch::{Batch, Holding, Key, Set};
+use sandglass_netlink::nft::meter::Meter;
 use sandglass_netlink::nft::rule::{QueueBy, Rule};
 use sandglass_netlink::socket::Socket;
 
@@ -19,8 +20,9 @@ use super::denials::{COPIED, Denials};
 use super::opened::Opened;
 use super::placements::base_chains;
 use super::plan::{Placement, Plan, Ports};
-use super::rules::{CHAINS, FAMILIES, GROUP, Group, Ip, QUEUE, Ruleset, Tools};
+use super::rules::{CHAINS, FAMILIES, GROUP, Group, Ip, QUEUE, Ruleset, TCP, Tools};
 use super::sets::{self, SOME, expiring};
+use crate::inspect::packet::MULTIPATH;
 use crate::policy::Action;
 
 pub(super) const TABLE: &str = "sandglass-egress";
@@ -59,7 +61,7 @@ impl Firewall {
     pub fn open(placement: Placement, ports: Ports) -> io::Result<Self> {
         let mut socket = Socket::netfilter().map_err(named("open a netlink socket"))?;
         // Something closed comes before finding out what the kernel has.
-        let tools = Tools { queue: QueueBy::Expression, log: None };
+        let tools = Tools { queue: QueueBy::Expression, log: None, strip: false, count: false };
         let mut batch = Batch::new();
         batch.renew_table(TABLE);
         for (chain, base) in base_chains(&placement) {
@@ -259,7 +261,9 @@ fn find_out(socket: &mut Socket) -> io::Result<Tools> {
         }
     };
     let log = accepts(Rule::new().log(GROUP, "default", COPIED)).is_ok().then_some(GROUP);
-    Ok(Tools { queue, log })
+    let strip = accepts(Rule::new().protocol(TCP).strip_tcp_option(MULTIPATH)).is_ok();
+    let count = accepts(Meter::OF_ONE_SANDBOX.into_iter().fold(Rule::new(), Rule::over)).is_ok();
+    Ok(Tools { queue, log, strip, count })
 }
 
 pub(super) fn named(step: &'static str) -> impl Fn(io::Error) -> io::Error {

@@ -57,6 +57,7 @@ impl Ruleset<'_> {
                 let control = control.protocol(TCP).destination_port(self.ports.control);
                 rules.push(("divert", control.rewrite_destination(IpAddr::V4(*own), self.ports.control)));
                 let from_box = Rule::new().from_interface(down);
+                rules.extend(self.divert_excess(&from_box));
                 rules.extend(self.divert_dns(&from_box));
                 rules.extend(self.divert_gate(&from_box));
                 // The host sees one address.
@@ -68,6 +69,7 @@ impl Ruleset<'_> {
                 let mut rules = self.shared_output(*mark);
                 rules.extend(self.shared_input());
                 rules.push(("divert", accept(Rule::new().is(Field::Mark, &mark.to_ne_bytes()))));
+                rules.extend(self.divert_excess(&Rule::new().not_to_interface("lo")));
                 rules.extend(self.divert_dns(&Rule::new()));
                 rules.push(("divert", accept(Rule::new().to_interface("lo"))));
                 rules.extend(self.divert_gate(&Rule::new()));

@@ -5,10 +5,12 @@
 //! what has no mark is judged anew, packet by packet. A TCP packet of a connection that the kernel does not know is
 //! never the beginning of one, so a connection that was forgotten does not come back, from neither side.
 
+use sandglass_netlink::nft::meter::Meter;
 use sandglass_netlink::nft::rule::{Checksum, Field, QueueBy, Reject, Rule, Verdict, state};
 
 use super::denials::COPIED;
 use super::plan::{Doh, NameGate, Placement, Plan, Ports};
+use crate::inspect::packet::MULTIPATH;
 use crate::policy::Action;
 
 /// The queue that the inspector has open.
@@ -47,6 +49,10 @@ pub(super) struct Tools {
     pub queue: QueueBy,
     /// Absent where the kernel cannot report packets.
     pub log: Option<u16>,
+    /// Whether it can take options out of TCP packets.
+    pub strip: bool,
+    /// Whether it can count connections.
+    pub count: bool,
 }
 
 /// Sets of addresses of both families.
@@ -130,8 +136,8 @@ impl Ip {
 pub(super) const FAMILIES: [Ip; 2] = [Ip::V4, Ip::V6];
 
 /// Chains that others go to.
-pub(super) const CHAINS: [&str; 8] =
-    ["egress", "named", "open", "open_unread", "refuse", "refuse_dns", "refuse_quic", "reject"];
+pub(super) const CHAINS: [&str; 9] =
+    ["egress", "named", "open", "open_unread", "refuse", "refuse_dns", "refuse_quic", "reject", "lose"];
 
 /// A rule and its chain.
 pub(super) type Placed = (&'static str, Rule);
@@ -155,6 +161,15 @@ impl Ruleset<'_> {
         rules.extend(self.named());
         rules.extend(self.ends());
         rules
+    }
+
+    /// First packets of more connections than one sandbox may have are lost, which TCP tries again. The count begins anew with
+    /// each policy; what the host counts does not.
+    pub fn divert_excess(&self, start: &Rule) -> Vec<Placed> {
+        if self.plan.is_none() || !self.tools.count {
+            return Vec::new();
+        }
+        Meter::OF_ONE_SANDBOX.map(|meter| ("divert", go(start.clone().over(meter), "lose"))).into()
     }
 
     /// First packets that ask for names go to the DNS gate.
@@ -305,6 +320,11 @@ impl Ruleset<'_> {
         let hops = (8, 2);
         add(Rule::new().ipv4().protocol(TCP).write(hops, &[0xff, 0], &[64, 0], Checksum::Ipv4Header));
         add(Rule::new().ipv6().protocol(TCP).write((7, 1), &[0xff], &[64], Checksum::None));
+        if self.tools.strip {
+            // Over several ways at once, bytes arrive in another order than on any of them. Without the option the two sides
+            // agree on ordinary TCP; where it cannot be taken out, the inspector refuses the beginning.
+            add(opens(Rule::new()).strip_tcp_option(MULTIPATH));
+        }
         let inspected = Rule::new().protocol(TCP).set_connection_mark(PENDING | FOLLOWED);
         add(inspected.queue(QUEUE, self.tools.queue));
         // QUIC would carry a name that is not looked at: on its port, and wherever a connection of it begins.
@@ -338,6 +358,12 @@ impl Ruleset<'_> {
             }
             rules.push((chain, go(Rule::new(), "reject")));
         }
+        if let Some(group) = self.tools.log {
+            let (each_second, burst) = REPORTS;
+            let report = Rule::new().at_most(each_second, burst).log(group, "too many connections", COPIED);
+            rules.push(("lose", report));
+        }
+        rules.push(("lose", drop(Rule::new())));
         rules.push(("reject", Rule::new().protocol(TCP).reject(Reject::TcpReset)));
         rules.push(("reject", Rule::new().reject(Reject::Prohibited)));
         rules

@@ -29,6 +29,20 @@ pub enum First {
     Foreign,
 }
 
+impl First {
+    /// The same behind other bytes.
+    pub fn behind(self, bytes: usize) -> Self {
+        match self {
+            Self::Named { protocol, host, length } => Self::Named { protocol, host, length: bytes + length },
+            Self::Unnamed { protocol, length } => Self::Unnamed { protocol, length: bytes + length },
+            other => other,
+        }
+    }
+}
+
+/// What proxies say before a client's first byte: the server would read what follows as that.
+const PROXIED: [&[u8]; 2] = [b"PROXY ", b"\r\n\r\n\0\r\nQUIT\n"];
+
 /// Whether it is HTTP without TLS: its first line is a request's, or the preface of HTTP/2. For those who read what follows themselves.
 pub fn begins_request(bytes: &[u8]) -> bool {
     tls::begins(bytes) == Some(false) && http::begins_request(bytes)
@@ -40,6 +54,8 @@ pub fn read(bytes: &[u8]) -> First {
     let records = tls::begins(seen);
     let found = match (seen, records) {
         ([], _) | (_, None) => First::More,
+        _ if PROXIED.iter().any(|said| seen.starts_with(said)) => First::Broken(Protocol::Http),
+        _ if PROXIED.iter().any(|said| said.starts_with(seen)) => First::More,
         (_, Some(true)) => tls::read(seen),
         // It may become a hello in the old format.
         ([first], _) | ([first, _], _) | ([first, _, _], _) if first & 0x80 != 0 => First::More,

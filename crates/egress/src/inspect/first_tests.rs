@@ -190,6 +190,19 @@ fn a_request_line_tells_a_request_whatever_follows() {
 }
 
 #[test]
+fn nobody_speaks_for_a_proxy() {
+    let (text, binary) = (b"PROXY TCP4 192.0.2.9 192.0.2.1 1 443\r\n", b"\r\n\r\n\0\r\nQUIT\n\x21\x11");
+    for (said, from) in [(&text[..], 6), (binary, 12)] {
+        for length in 1..said.len() {
+            let expected = if length < from { First::More } else { First::Broken(Protocol::Http) };
+            assert_eq!(read(&said[..length]), expected, "{length} of {said:?}");
+        }
+    }
+    assert_eq!(read(b"PROXYING along\r\n"), First::Foreign);
+    assert_eq!(read(b"\r\n\r\n\0\r\nQUIET"), First::Foreign);
+}
+
+#[test]
 fn protocols_without_names_are_foreign() {
     for bytes in [
         &b"SSH-2.0-OpenSSH_9.6 Debian\r\n"[..],

@@ -2,7 +2,8 @@
 //!
 //! Invariants: bytes count in order and once, so that whoever sends different bytes for the same place gets the later ones
 //! dropped; a connection is opened only when the server has acknowledged the bytes that decided, so that bytes which the
-//! server does not take (wrong checksum, old timestamp, a window of their own) decide nothing; a TLS connection is opened
+//! server does not take (wrong checksum, old timestamp, a window of their own) decide nothing; a connection over several
+//! ways at once (MPTCP) does not begin, because no subflow shows the order in which its bytes are read; a TLS connection is opened
 //! only when the server's answer shows that it does not ask for a second hello, or when that one names the same host.
 //! Bounds: 2,048 connections at a time, the oldest go first, and after a quarter of an hour without a packet; 16 KiB of each
 //! and 8 MiB of all of them; 1,024 that were opened lately.
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 use sandglass_netlink::conntrack::Tuple;
 
 use super::first::{self, First, LIMIT, Protocol};
-use super::packet::{ACK, FIN, Packet, RST, SYN, Segment, URG};
+use super::packet::{ACK, FIN, MULTIPATH, Packet, RST, SYN, Segment, URG};
+use super::postgres;
 use super::server::Server;
 use super::tls::Reply;
 use super::verdict::{denied, host_of, protocol_of, verdict};
@@ -149,7 +151,7 @@ impl Flows {
         } else if self.flows.contains_key(&back) {
             self.answered(back, &segment)
         } else if begins {
-            (self.begin(there, &segment, now), None)
+            self.begin(there, &segment, now)
         } else if let Some(word) = self.stragglers.of.get(&there).or_else(|| self.stragglers.of.get(&back)) {
             // Said again, in case that the kernel's rules overtook the first time.
             (*word, None)
@@ -172,10 +174,15 @@ impl Flows {
         });
     }
 
-    fn begin(&mut self, tuple: Tuple, segment: &Segment<'_>, now: Instant) -> Word {
+    fn begin(&mut self, tuple: Tuple, segment: &Segment<'_>, now: Instant) -> (Word, Option<Event>) {
+        if segment.has_option(MULTIPATH) {
+            let rule = "default (MPTCP hides the order of what is said)".to_owned();
+            let event = denied(&tuple, &First::Foreign, Verdict { action: Action::Deny, rule });
+            return (Word::Refuse, Some(event));
+        }
         // A client whose early data are lost sends it again the ordinary way.
         if !segment.bytes.is_empty() {
-            return Word::Drop;
+            return (Word::Drop, None);
         }
         if self.flows.len() >= CONNECTIONS
             && let Some(oldest) = self.flows.iter().min_by_key(|(_, flow)| flow.age).map(|(tuple, _)| *tuple)
@@ -198,7 +205,7 @@ impl Flows {
             heard: now,
         };
         self.flows.insert(tuple, flow);
-        Word::Pass
+        (Word::Pass, None)
     }
 
     /// From the client.
@@ -213,7 +220,8 @@ impl Flows {
         }
         if has(SYN) {
             // Once the server has answered, another beginning would be one that the server ignores.
-            let again = !flow.answered && !has(ACK | FIN) && segment.bytes.is_empty();
+            let usual = segment.bytes.is_empty() && !segment.has_option(MULTIPATH);
+            let again = !flow.answered && !has(ACK | FIN) && usual;
             if again {
                 flow.start = segment.sequence.wrapping_add(1);
             }
@@ -277,7 +285,20 @@ impl Flows {
         let Some(flow) = self.flows.get_mut(tuple) else {
             return (Word::Drop, None);
         };
-        let first = first::read(&flow.bytes);
+        let first = match postgres::questions(&flow.bytes) {
+            None => First::More,
+            Some(questions) => {
+                flow.server.answers(questions);
+                let rest = postgres::behind(&flow.bytes, questions);
+                first::read(rest).behind(flow.bytes.len() - rest.len())
+            }
+        };
+        // No more of them are held.
+        let first = if first == First::More && flow.bytes.len() >= LIMIT {
+            First::Broken(Protocol::Tls)
+        } else {
+            first
+        };
         let length = match &first {
             First::More if segment.flags & FIN == 0 => return (Word::Pass, None),
             First::Named { length, .. } | First::Unnamed { length, .. } => *length,
@@ -369,7 +390,7 @@ impl Flows {
                 (verdict(&*self.rules, first).action == Action::Allow, host_of(first))
             }
             // The server speaks first: no protocol in which the client names a host.
-            None if flow.answered && flow.bytes.is_empty() && !segment.bytes.is_empty() => (true, None),
+            None if flow.answered && flow.bytes.is_empty() && flow.server.has_spoken() => (true, None),
             _ => return Word::Pass,
         };
         self.remove(tuple);

@@ -85,7 +85,17 @@ impl Talk {
     }
 
     fn judged(&mut self, sequence: u32, flags: u8, bytes: &[u8]) -> (Word, Option<Event>) {
-        let tcp = Some(Segment { sequence, acknowledged: 5001, flags, bytes });
+        self.judged_with(&[], sequence, flags, bytes)
+    }
+
+    fn judged_with(
+        &mut self,
+        options: &[u8],
+        sequence: u32,
+        flags: u8,
+        bytes: &[u8],
+    ) -> (Word, Option<Event>) {
+        let tcp = Some(Segment { sequence, acknowledged: 5001, flags, options, bytes });
         let tuple = self.tuple();
         self.flows.judge_at(&Packet { tuple, tcp }, self.now)
     }
@@ -103,7 +113,7 @@ impl Talk {
             destination_port: there.source_port,
             ..there
         };
-        let tcp = Some(Segment { sequence, acknowledged, flags, bytes });
+        let tcp = Some(Segment { sequence, acknowledged, flags, options: &[], bytes });
         self.flows.judge_at(&Packet { tuple, tcp }, self.now).0
     }
 }
@@ -125,6 +135,26 @@ fn a_connection_is_opened_by_the_acknowledgement_of_an_allowed_name() {
     assert_eq!(talk.client(9000, SYN, b""), Word::Pass);
     assert_eq!(talk.opened.host(&talk.tuple()), None);
     assert_eq!(talk.client(9001, ACK, GOOD), Word::Drop);
+}
+
+#[test]
+fn a_beginning_over_several_ways_is_refused_wherever_the_option_is() {
+    let capable = [30, 4, 1, 0];
+    let behind_others = [2, 4, 5, 180, 1, 1, 4, 2, 30, 12, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for options in [&capable[..], &behind_others, &[0, 30, 4, 1], &[30]] {
+        let mut talk = Talk::new();
+        let (word, event) = talk.judged_with(options, 1000, SYN, b"");
+        assert_eq!(word, Word::Refuse, "{options:?}");
+        assert!(event.is_some());
+        assert_eq!(talk.flows.sizes(), (0, 0));
+        // Nor does one become such.
+        assert_eq!(talk.client(1000, SYN, b""), Word::Pass);
+        assert_eq!(talk.judged_with(options, 1000, SYN, b"").0, Word::Drop);
+    }
+    let usual = [2, 4, 5, 180, 4, 2, 8, 10, 30, 30, 30, 30, 0, 0, 0, 0, 1, 3, 3, 7];
+    for options in [&usual[..], &[], &[1, 1, 1, 0], &[3], &[2, 0, 0, 0]] {
+        assert_eq!(Talk::new().judged_with(options, 1000, SYN, b"").0, Word::Pass, "{options:?}");
+    }
 }
 
 #[test]
@@ -210,6 +240,58 @@ fn a_server_that_speaks_first_opens() {
     let mut talk = Talk::begun();
     assert_eq!(talk.client(1001, ACK, b"G"), Word::Pass);
     assert_eq!(talk.server(5001, 1002, ACK, b"impatient"), Word::Pass);
+}
+
+#[test]
+fn a_probe_of_the_server_is_not_its_first_word() {
+    let mut talk = Talk::begun();
+    assert_eq!(talk.server(5000, 1001, ACK, b"\0"), Word::Pass);
+    assert_eq!(talk.client(1001, ACK, EVIL), Word::Refuse);
+    // One that goes on behind it is.
+    let mut talk = Talk::begun();
+    assert_eq!(talk.server(5000, 1001, ACK, b"\0"), Word::Pass);
+    assert_eq!(talk.server(5002, 1001, ACK, b"20 ready"), Word::Drop);
+    assert_eq!(talk.server(5000, 1001, ACK, b"\x0022"), Word::Open);
+}
+
+#[test]
+fn a_hello_behind_a_database_s_question_is_read() {
+    const QUESTIONS: &[u8] = b"\0\0\0\x08\x04\xd2\x16\x30\0\0\0\x08\x04\xd2\x16\x2f";
+    for questions in [&QUESTIONS[8..], QUESTIONS] {
+        let asked = || {
+            let mut talk = Talk::begun();
+            let mut at = 0;
+            for question in questions.chunks(8) {
+                assert_eq!(talk.client(1001 + at, ACK, &question[..3]), Word::Pass);
+                assert_eq!(talk.client(1004 + at, ACK, &question[3..]), Word::Pass);
+                assert_eq!(talk.server(5001 + at / 8, 1009 + at, ACK, b"S"), Word::Pass);
+                at += 8;
+            }
+            (talk, 1001 + at, 5001 + at / 8)
+        };
+        let (mut talk, client, _) = asked();
+        assert_eq!(talk.client(client, ACK, &hello(Some("evil.example"))), Word::Refuse);
+        let (mut talk, client, server) = asked();
+        let first = hello(Some("good.example"));
+        let end = client + first.len() as u32;
+        assert_eq!(talk.client(client, ACK, &first), Word::Pass);
+        assert_eq!(talk.server(server, end, ACK, b""), Word::Pass);
+        assert_eq!(talk.server(server, end, ACK, &server_hello(Some([5; 32]))), Word::OpenNamed);
+        // A second hello is asked for behind the answers to the questions.
+        let (mut talk, client, server) = asked();
+        assert_eq!(talk.client(client, ACK, &first), Word::Pass);
+        let retry = server_hello(None);
+        assert_eq!(talk.server(server, end, ACK, &retry), Word::Pass);
+        assert_eq!(talk.client(end, ACK, &hello(Some("evil.example"))), Word::Refuse);
+        // Without encryption it is a protocol without names.
+        let (mut talk, client, server) = asked();
+        assert_eq!(talk.client(client, ACK, b"\0\0\0\x20\0\x03\0\0user"), Word::Pass);
+        assert_eq!(talk.server(server, client + 12, ACK, b"R"), Word::Open);
+        // What is too long to say is not passed on unread.
+        let (mut talk, client, _) = asked();
+        let endless = [&b"GET / HTTP/1.1\r\nA: "[..], &[b'a'; 17_000]].concat();
+        assert_eq!(talk.client(client, ACK, &endless), Word::Refuse);
+    }
 }
 
 /// Up to the acknowledgement of the first hello, which opens nothing yet.

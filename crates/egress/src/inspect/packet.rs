@@ -10,6 +10,9 @@ pub const RST: u8 = 0x04;
 pub const ACK: u8 = 0x10;
 pub const URG: u8 = 0x20;
 
+/// The TCP option of connections over several ways at once (RFC 8684).
+pub const MULTIPATH: u8 = 30;
+
 const TCP: u8 = libc::IPPROTO_TCP as u8;
 const UDP: u8 = libc::IPPROTO_UDP as u8;
 
@@ -27,7 +30,28 @@ pub struct Segment<'a> {
     pub sequence: u32,
     pub acknowledged: u32,
     pub flags: u8,
+    /// Between the fixed header and what it carries.
+    pub options: &'a [u8],
     pub bytes: &'a [u8],
+}
+
+impl Segment<'_> {
+    /// Whether it has an option of this kind, also behind the one that ends the list.
+    pub fn has_option(&self, kind: u8) -> bool {
+        let mut rest = self.options;
+        while let [first, behind @ ..] = rest {
+            // The end of the list and the filler are one byte long.
+            let length = if *first < 2 { 1 } else { usize::from(behind.first().copied().unwrap_or(0)) };
+            if *first == kind {
+                return true;
+            }
+            match rest.get(length.max(1)..) {
+                Some(next) => rest = next,
+                None => return false,
+            }
+        }
+        false
+    }
 }
 
 impl<'a> Packet<'a> {
@@ -110,6 +134,7 @@ fn segment(bytes: &[u8]) -> Option<Segment<'_>> {
         sequence: number(4),
         acknowledged: number(8),
         flags: fixed[13],
+        options: bytes.get(20..header)?,
         bytes: bytes.get(header..)?,
     })
 }

@@ -70,11 +70,7 @@ pub fn read_again(bytes: &[u8]) -> First {
         }
     }
     let skipped = bytes.len() - rest.len();
-    match read(rest) {
-        First::Named { protocol, host, length } => First::Named { protocol, host, length: skipped + length },
-        First::Unnamed { protocol, length } => First::Unnamed { protocol, length: skipped + length },
-        other => other,
-    }
+    read(rest).behind(skipped)
 }
 
 /// Whether the bytes begin as a record does; nothing if it takes another byte to say. Of a handshake, some servers do not

@@ -18,7 +18,7 @@ use crate::audit::{Event, Gate};
 use crate::policy::Resolved;
 use crate::vault::{Active, Overlong, Scheme, Selection, Target};
 
-use super::host;
+use super::host::{self, Said};
 use super::judge::{Denied, Wanted};
 use super::message::{self, Body, Held, Passed, refusal};
 use super::rewrite::{self, Unfit};
@@ -100,7 +100,8 @@ pub(super) async fn answer(
 }
 
 async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<Response<Body>, Refused> {
-    let host = admit(session, &request)?;
+    let said = admit(session, &request)?;
+    let host = said.as_ref().map(|said| said.host.clone());
     let active = session
         .shared
         .lent
@@ -124,7 +125,7 @@ async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<R
     let bodiless = *request.method() == Method::HEAD;
     let trailers = message::takes_trailers(request.headers());
     message::strip_request(request.headers_mut(), protocol);
-    let request = lend(session, active.as_deref(), host.as_deref(), request).await?;
+    let request = lend(session, active.as_deref(), said.as_ref(), request).await?;
     let mut request = framed(session, upstream.protocol(), request);
     if trailers && upstream.protocol() == Protocol::Http2 {
         request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
@@ -143,14 +144,15 @@ async fn exchange(session: &Session, mut request: Request<Incoming>) -> Result<R
 }
 
 /// The host of the request, if it may go to it.
-fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String>, Refused> {
+fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<Said>, Refused> {
     let (address, port) = (session.destination.ip().to_canonical(), session.destination.port());
-    let found = host::of(request, session.scheme).map_err(|unclear| {
+    let said = host::of(request, session.scheme).map_err(|unclear| {
         let denied = Denied { rule: format!("default ({unclear})") };
         let wanted = Wanted { name: session.name.as_deref(), address, port };
         session.shared.audit.tell(wanted.event(Gate::Http, &denied));
         Refused::new(StatusCode::BAD_REQUEST, unclear.to_string())
     })?;
+    let found = said.as_ref().map(|said| said.host.clone());
     if session.name.is_some() && found != session.name {
         let shown = found.unwrap_or_default();
         session.shared.audit.tell(Event::Denied {
@@ -181,7 +183,7 @@ fn admit(session: &Session, request: &Request<Incoming>) -> Result<Option<String
         let text = format!("{host:?} is denied by this sandbox's egress policy ({})", denied.rule);
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
-    Ok(found)
+    Ok(said)
 }
 
 fn failed(host: Option<&str>, failure: &Failure) -> Refused {
@@ -197,13 +199,13 @@ fn failed(host: Option<&str>, failure: &Failure) -> Refused {
 async fn lend(
     session: &Session,
     active: Option<&Active>,
-    host: Option<&str>,
+    said: Option<&Said>,
     request: Request<Incoming>,
 ) -> Result<Request<Body>, Refused> {
     let (mut parts, body) = request.into_parts();
     let as_it_is =
         |parts, body: Incoming| Ok(Request::from_parts(parts, body.map_err(Into::into).boxed_unsync()));
-    let (Some(active), Some(host)) = (active, host) else { return as_it_is(parts, body) };
+    let (Some(active), Some(Said { host, port })) = (active, said) else { return as_it_is(parts, body) };
     // Without TLS nobody proves anything; what the resolver has seen is the next best.
     let proven = session.leads_to(host, session.destination.ip().to_canonical());
     let (method, path) = (parts.method.clone(), parts.uri.path().to_owned());
@@ -214,7 +216,13 @@ async fn lend(
         method: method.as_str(),
         path: &path,
     };
-    let loan = match active.select(target) {
+    let selection = active.select(target);
+    // Servers that stand for several others go by what is written there.
+    if !matches!(selection, Selection::None) && port.is_some_and(|port| port != target.port) {
+        let withheld = withheld(session, host, "credential withheld: the request is for another port");
+        return Err(Refused { status: StatusCode::MISDIRECTED_REQUEST, ..withheld });
+    }
+    let loan = match selection {
         Selection::One(loan) if proven => loan,
         Selection::None => return as_it_is(parts, body),
         Selection::Ambiguous => return Err(withheld(session, host, "credential binding ambiguous")),
@@ -245,7 +253,7 @@ async fn lend(
     if done.lent {
         session.shared.audit.tell(Event::Injected {
             binding: loan.name.clone(),
-            host: host.to_owned(),
+            host: host.clone(),
             method: method.as_str().to_owned(),
             revision: active.revision,
         });
@@ -342,7 +350,10 @@ fn passed(
         message::upgrade(&parts.headers).filter(|_| parts.status == StatusCode::SWITCHING_PROTOCOLS);
     message::strip_response(&mut parts.headers, upgrade);
     if let Some(active) = &active {
-        active.redactor.headers(&mut parts.headers);
+        match parts.status {
+            StatusCode::SWITCHING_PROTOCOLS => active.redactor.handshake(&mut parts.headers),
+            _ => active.redactor.headers(&mut parts.headers),
+        }
         let reason = parts.extensions.get::<ReasonPhrase>();
         if reason.is_some_and(|reason| active.redactor.value(reason.as_bytes()).is_some()) {
             parts.extensions.remove::<ReasonPhrase>();

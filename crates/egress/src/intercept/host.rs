@@ -21,8 +21,16 @@ pub(super) enum Unclear {
     Method,
 }
 
-/// The host in lower case, without port and trailing dot; none if an old client named none.
-pub(super) fn of<B>(request: &Request<B>, scheme: Scheme) -> Result<Option<String>, Unclear> {
+/// What a request says it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Said {
+    /// In lower case, without a trailing dot.
+    pub(super) host: String,
+    pub(super) port: Option<u16>,
+}
+
+/// The host and port; none if an old client named none.
+pub(super) fn of<B>(request: &Request<B>, scheme: Scheme) -> Result<Option<Said>, Unclear> {
     if request.method() == Method::CONNECT {
         return Err(Unclear::Method);
     }
@@ -46,18 +54,18 @@ pub(super) fn of<B>(request: &Request<B>, scheme: Scheme) -> Result<Option<Strin
     let target = request.uri().authority().map(normal).transpose()?;
     match (target, header) {
         (Some(target), Some(header)) if target != header => Err(Unclear::Conflict),
-        (Some((host, _)), _) | (None, Some((host, _))) => Ok(Some(host)),
+        (Some(said), _) | (None, Some(said)) => Ok(Some(said)),
         (None, None) if request.version() <= Version::HTTP_10 => Ok(None),
         (None, None) => Err(Unclear::Invalid),
     }
 }
 
-fn parse(text: &str) -> Result<(String, Option<u16>), Unclear> {
+fn parse(text: &str) -> Result<Said, Unclear> {
     let authority: Authority = text.trim().parse().map_err(|_| Unclear::Invalid)?;
     normal(&authority)
 }
 
-fn normal(authority: &Authority) -> Result<(String, Option<u16>), Unclear> {
+fn normal(authority: &Authority) -> Result<Said, Unclear> {
     if authority.as_str().contains('@') {
         return Err(Unclear::Invalid);
     }
@@ -70,7 +78,7 @@ fn normal(authority: &Authority) -> Result<(String, Option<u16>), Unclear> {
     }
     let host = authority.host();
     if let Some(address) = literal(host) {
-        return Ok((address.to_string(), port));
+        return Ok(Said { host: address.to_string(), port });
     }
     let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
     let valid = !host.is_empty()
@@ -79,7 +87,7 @@ fn normal(authority: &Authority) -> Result<(String, Option<u16>), Unclear> {
             matches!(label.len(), 1..=63)
                 && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
         });
-    if valid { Ok((host, port)) } else { Err(Unclear::Invalid) }
+    if valid { Ok(Said { host, port }) } else { Err(Unclear::Invalid) }
 }
 
 /// The address that a host is, if it is no name.
@@ -102,14 +110,15 @@ mod tests {
 
     #[test]
     fn one_host_is_found_and_two_are_refused() {
-        type Case = (&'static str, &'static [&'static str], Result<Option<&'static str>, Unclear>);
+        type Expected = Result<Option<(&'static str, Option<u16>)>, Unclear>;
+        type Case = (&'static str, &'static [&'static str], Expected);
         let cases: &[Case] = &[
-            ("/", &["Example.COM."], Ok(Some("example.com"))),
-            ("/", &["example.com:8080"], Ok(Some("example.com"))),
-            ("/", &["[2001:db8::1]:80"], Ok(Some("2001:db8::1"))),
-            ("/", &["[::ffff:192.0.2.1]"], Ok(Some("192.0.2.1"))),
-            ("/", &["a_b.example.com"], Ok(Some("a_b.example.com"))),
-            ("http://example.com/x", &["example.com"], Ok(Some("example.com"))),
+            ("/", &["Example.COM."], Ok(Some(("example.com", None)))),
+            ("/", &["example.com:8080"], Ok(Some(("example.com", Some(8080))))),
+            ("/", &["[2001:db8::1]:80"], Ok(Some(("2001:db8::1", Some(80))))),
+            ("/", &["[::ffff:192.0.2.1]"], Ok(Some(("192.0.2.1", None)))),
+            ("/", &["a_b.example.com"], Ok(Some(("a_b.example.com", None)))),
+            ("http://example.com/x", &["example.com"], Ok(Some(("example.com", None)))),
             ("http://example.com/x", &["other.com"], Err(Unclear::Conflict)),
             ("http://example.com/x", &["example.com:81"], Err(Unclear::Conflict)),
             ("https://example.com/x", &["example.com"], Err(Unclear::Scheme)),
@@ -125,7 +134,8 @@ mod tests {
         ];
         for (target, hosts, expected) in cases {
             let found = of(&request(target, hosts), Scheme::Http);
-            assert_eq!(found, expected.map(|host| host.map(str::to_owned)), "{target} {hosts:?}");
+            let expected = expected.map(|said| said.map(|(host, port)| Said { host: host.to_owned(), port }));
+            assert_eq!(found, expected, "{target} {hosts:?}");
         }
     }
 

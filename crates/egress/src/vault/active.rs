@@ -119,15 +119,18 @@ impl Active {
             .filter(|loan| {
                 target.port == target.scheme.port() && loan.matches.schemes.contains(&target.scheme)
             })
-            .filter(|loan| {
-                loan.matches.methods.iter().any(|method| method.eq_ignore_ascii_case(target.method))
-            })
+            // Another case is another method, which servers understand in ways of their own.
+            .filter(|loan| loan.matches.methods.iter().any(|method| method == target.method))
             .filter_map(|loan| Some((loan.precedence(target.host)?, loan)))
             .collect();
         if candidates.is_empty() {
             return Selection::None;
         }
         let Readings::Clear(readings) = path::readings(target.path) else { return Selection::Misleading };
+        let narrow = candidates.iter().any(|(_, loan)| !loan.has_every_path());
+        if narrow && path::is_ambiguous(&readings) {
+            return Selection::Misleading;
+        }
         let mut choices = readings.iter().enumerate().map(|(layer, path)| choose(&candidates, path, layer));
         let first = choices.next().expect("the raw path is a reading");
         if choices.any(|choice| !choice.same(&first)) {
@@ -201,6 +204,11 @@ impl Loan {
         } else {
             self.decoded.iter().any(|pattern| fits(pattern))
         }
+    }
+
+    /// Whether the path decides nothing.
+    fn has_every_path(&self) -> bool {
+        self.matches.paths.iter().any(|pattern| pattern == "/*")
     }
 
     /// Whether anything may be replaced there.
@@ -346,6 +354,27 @@ mod tests {
                 }
             }
         }
+
+    #[test]
+    fn a_method_in_another_case_is_another_one() {
+        let contents = contents(vec![(vec!["a.x.y".into()], vec!["GET".into()], vec!["/*".into()])]);
+        let active = Active::of(&contents);
+        for (method, lent) in [("GET", true), ("get", false), ("Get", false)] {
+            let target = Target { scheme: Scheme::Https, host: "a.x.y", port: 443, method, path: "/" };
+            assert_eq!(matches!(active.select(target), Selection::One(_)), lent, "{method}");
+        }
+    }
+
+    #[test]
+    fn odd_paths_get_nothing_where_the_path_decides() {
+        let bound =
+            |path: &str| contents(vec![(vec!["a.x.y".into()], vec!["GET".into()], vec![path.into()])]);
+        let (narrow, wide) = (Active::of(&bound("/v1/*")), Active::of(&bound("/*")));
+        let target =
+            Target { scheme: Scheme::Https, host: "a.x.y", port: 443, method: "GET", path: "/v1/%c0%af" };
+        assert!(matches!(narrow.select(target), Selection::Misleading));
+        assert!(matches!(wide.select(target), Selection::One(_)));
+    }
 
     #[test]
     fn what_is_in_force_prints_no_secret() {

@@ -35,6 +35,33 @@ pub(super) fn readings(raw: &str) -> Readings<'_> {
     Readings::Misleading
 }
 
+/// Whether some servers read it in ways of their own: bytes that are no UTF-8, among them the overlong forms of a slash,
+/// `%u002f`, characters that become dots, slashes and percent signs when they are normalised, and dots with something around
+/// them that is taken off.
+pub(super) fn is_ambiguous(readings: &[Cow<'_, [u8]>]) -> bool {
+    readings.iter().any(|reading| {
+        let Ok(text) = std::str::from_utf8(reading) else { return true };
+        text.contains(ALIKE) || text.contains("%u") || text.contains("%U") || text.split('/').any(padded_dots)
+    })
+}
+
+/// One dot leader, two dot leader, small and fullwidth full stop; fraction and division slash, fullwidth solidus; set minus, small
+/// and fullwidth reverse solidus; small and fullwidth percent sign.
+const ALIKE: [char; 12] = [
+    '\u{2024}', '\u{2025}', '\u{fe52}', '\u{ff0e}', '\u{2044}', '\u{2215}', '\u{ff0f}', '\u{2216}',
+    '\u{fe68}', '\u{ff3c}', '\u{fe6a}', '\u{ff05}',
+];
+
+fn padded_dots(segment: &str) -> bool {
+    let name = segment.split(';').next().unwrap_or_default();
+    let padding = |c: char| {
+        c.is_whitespace()
+            || c == '+'
+            || matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2060}' | '\u{feff}')
+    };
+    matches!(name.trim_matches(padding), "." | "..")
+}
+
 /// One layer of percent-encoding less; what is no encoding stays.
 pub(super) fn decode(path: &[u8]) -> Cow<'_, [u8]> {
     percent_encoding::percent_decode(path).into()
@@ -76,6 +103,48 @@ mod tests {
             "/%252525252525252541",
         ] {
             assert_eq!(readings(path), Readings::Misleading, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_servers_read_in_ways_of_their_own_is_found() {
+        let ambiguous = |path: &str| match readings(path) {
+            Readings::Clear(readings) => is_ambiguous(&readings),
+            Readings::Misleading => panic!("{path}"),
+        };
+        for path in [
+            "/v1/%c0%ae%c0%ae/admin",
+            "/v1/%C0%AFadmin",
+            "/v1/%c1%9cadmin",
+            "/v1/%e0%80%af",
+            "/v1/%e9",
+            "/v1/%25c0%25ae",
+            "/v1/%u002e%u002e/admin",
+            "/v1/%U2215admin",
+            "/v1/%ef%bc%8e%ef%bc%8e/admin",
+            "/v1/%ef%bc%8fadmin",
+            "/v1/%ef%bc%bcadmin",
+            "/v1/%e2%80%a4%e2%80%a4/admin",
+            "/v1/..%20/admin",
+            "/v1/..+/admin",
+            "/v1/%2e%2e%c2%a0/admin",
+            "/v1/%20../admin",
+            "/v1/..%20;x/admin",
+            "/v1/.%e2%80%8b/admin",
+        ] {
+            assert!(ambiguous(path), "{path}");
+        }
+        for path in [
+            "/v1/users",
+            "/a%20b",
+            "/a+b/c.d",
+            "/group%2Fproject",
+            "/100%",
+            "/a..b/...",
+            "/caf%c3%a9",
+            "/%e4%b8%ad",
+        ] {
+            assert!(!ambiguous(path), "{path}");
         }
     }
 

@@ -17,7 +17,7 @@ const REDACTED: &[u8] = b"[REDACTED]";
 pub(super) const SHORTEST: usize = 4;
 
 /// Headers that describe the message; a change would break it, and none of them repeats what a request said.
-const KEPT: [HeaderName; 5] = [CONNECTION, CONTENT_LENGTH, SEC_WEBSOCKET_ACCEPT, TRANSFER_ENCODING, UPGRADE];
+const KEPT: [HeaderName; 4] = [CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE];
 
 /// Replaces secrets and placeholders by `[REDACTED]`.
 #[derive(Clone)]
@@ -46,8 +46,18 @@ impl Redactor {
 
     /// Redacts every header in place.
     pub fn headers(&self, headers: &mut HeaderMap) {
+        self.others(headers, &[]);
+    }
+
+    /// The same for an answer that changes the protocol, where a WebSocket's client checks the server's word.
+    pub fn handshake(&self, headers: &mut HeaderMap) {
+        self.others(headers, &[SEC_WEBSOCKET_ACCEPT]);
+    }
+
+    fn others(&self, headers: &mut HeaderMap, kept: &[HeaderName]) {
         for (name, value) in headers.iter_mut() {
             if !KEPT.contains(name)
+                && !kept.contains(name)
                 && let Some(redacted) = self.value(value.as_bytes())
             {
                 *value = redacted;
@@ -85,5 +95,20 @@ mod tests {
         assert_eq!(headers["location"], "/x?k=[REDACTED]&f=[REDACTED]");
         assert_eq!(headers["x-basic"], "[REDACTED]");
         assert_eq!(headers["content-length"], "1234");
+    }
+
+    #[test]
+    fn a_websocket_s_accept_is_kept_in_a_handshake_only() {
+        let redactor = Redactor::new(["s3cret"]);
+        let mut headers = HeaderMap::new();
+        headers.insert("sec-websocket-accept", HeaderValue::from_static("s3cret"));
+        headers.insert("x-raw", HeaderValue::from_static("s3cret"));
+        redactor.handshake(&mut headers);
+        assert_eq!(
+            (&headers["sec-websocket-accept"], &headers["x-raw"]),
+            (&"s3cret".parse().unwrap(), &"[REDACTED]".parse().unwrap())
+        );
+        redactor.headers(&mut headers);
+        assert_eq!(headers["sec-websocket-accept"], "[REDACTED]");
     }
 }

@@ -1,6 +1,5 @@
 //! Programs as they are used in sandboxes: curl, git, Node, npm and Python, all of which know only a host name and the sandbox's authority.
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -49,20 +48,20 @@ pub async fn run(
     Some(Run { succeeded: output.status.success(), output: text })
 }
 
-async fn stack(protocols: &[&[u8]]) -> (Stack, Seen, SocketAddr, tempfile::TempDir) {
+async fn stack(protocols: &[&[u8]]) -> (Stack, Seen, tempfile::TempDir) {
     let mut stack = Stack::bound();
     let (seen, handler) = recorder();
     let tls = stack.identity(NAME, protocols);
     stack.serve(HTTPS, Some(tls), handler).await;
-    let through = stack.intercept(HTTPS).await;
     let directory = tempfile::tempdir().unwrap();
     stack.authority.export(directory.path()).unwrap();
-    (stack, seen, through, directory)
+    (stack, seen, directory)
 }
 
 #[tokio::test]
 async fn curl_gets_through_with_both_protocols() {
-    let (_stack, seen, through, directory) = stack(&[b"h2", b"http/1.1"]).await;
+    let (mut stack, seen, directory) = stack(&[b"h2", b"http/1.1"]).await;
+    let through = stack.intercept(HTTPS).await;
     let place = format!("::127.0.0.1:{}", through.port());
     for version in ["--http1.1", "--http2"] {
         let arguments = [
@@ -90,15 +89,16 @@ async fn curl_gets_through_with_both_protocols() {
 
 #[tokio::test]
 async fn python_and_node_trust_the_authority() {
-    let (_stack, seen, through, directory) = stack(&[b"http/1.1"]).await;
-    let port = through.port();
+    let (mut stack, seen, directory) = stack(&[b"http/1.1"]).await;
+    let Some(through) = stack.intercept_at_its_port(HTTPS).await else { return };
+    let place = through.ip();
     let python = format!(
         "import socket, ssl, urllib.request\n\
          found = socket.getaddrinfo\n\
-         socket.getaddrinfo = lambda host, *rest, **more: found('127.0.0.1', *rest, **more)\n\
+         socket.getaddrinfo = lambda host, *rest, **more: found('{place}', *rest, **more)\n\
          context = ssl.create_default_context(cafile='mitmproxy-ca-cert.pem')\n\
          context.verify_flags |= ssl.VERIFY_X509_STRICT\n\
-         answer = urllib.request.urlopen('https://{NAME}:{port}/py', context=context)\n\
+         answer = urllib.request.urlopen('https://{NAME}/py', context=context)\n\
          print(answer.status, answer.headers['x-echo'], answer.read())"
     );
     if let Some(run) = run(directory.path(), "python3", &["-c", &python], &[]).await {
@@ -106,7 +106,7 @@ async fn python_and_node_trust_the_authority() {
         assert_eq!(seen.header("authorization").unwrap(), format!("Bearer {SECRET}"));
     }
     let node = format!(
-        "require('https').get({{host: '127.0.0.1', port: {port}, servername: '{NAME}', path: '/js', headers: {{Host: '{NAME}'}}}},\
+        "require('https').get({{host: '{place}', servername: '{NAME}', path: '/js', headers: {{Host: '{NAME}'}}}},\
          answer => {{ console.log(answer.statusCode, answer.headers['x-echo']); answer.resume() }})"
     );
     let trusted = [("NODE_EXTRA_CA_CERTS", "mitmproxy-ca-cert.pem")];
@@ -144,12 +144,15 @@ async fn npm_reads_a_registry_that_asks_for_a_token() {
     let mut stack = Stack::bound();
     let tls = stack.identity(NAME, &[b"http/1.1"]);
     stack.serve(HTTPS, Some(tls), registry()).await;
-    let through = stack.intercept(HTTPS).await;
+    let Some(through) = stack.intercept_at_its_port(HTTPS).await else { return };
     let directory = tempfile::tempdir().unwrap();
     stack.authority.export(directory.path()).unwrap();
     std::fs::write(
         directory.path().join("resolve.js"),
-        "const dns = require('dns'); const found = dns.lookup; dns.lookup = (host, ...rest) => found('127.0.0.1', ...rest);",
+        format!(
+            "const dns = require('dns'); const found = dns.lookup; dns.lookup = (host, ...rest) => found('{}', ...rest);",
+            through.ip()
+        ),
     )
     .unwrap();
     let environment = [
@@ -158,7 +161,7 @@ async fn npm_reads_a_registry_that_asks_for_a_token() {
         // This machine's settings may name authorities of their own.
         ("npm_config_globalconfig", "/nonexistent"),
     ];
-    let registry = format!("--registry=https://{NAME}:{}/", through.port());
+    let registry = format!("--registry=https://{NAME}/");
     let arguments = ["view", "thing", "version", &registry, "--no-update-notifier", "--fetch-retries=0"];
     let Some(run) = run(directory.path(), "npm", &arguments, &environment).await else { return };
     assert!(run.succeeded && run.output.trim().ends_with("1.2.3"), "{}", run.output);
@@ -227,9 +230,9 @@ async fn git_clones_and_pushes_with_a_token_it_does_not_know() {
     run(at, "git", &["-C", "remotes/thing.git", "config", "http.receivepack", "true"], &[]).await;
     let tls = stack.identity(NAME, &[b"h2", b"http/1.1"]);
     stack.serve(HTTPS, Some(tls), repositories(at.join("remotes"), format!("Basic {pair}"))).await;
-    let through = stack.intercept(HTTPS).await;
-    let url = format!("https://{NAME}:{}/thing.git", through.port());
-    let resolve = format!("http.curloptResolve={NAME}:{}:127.0.0.1", through.port());
+    let Some(through) = stack.intercept_at_its_port(HTTPS).await else { return };
+    let url = format!("https://{NAME}/thing.git");
+    let resolve = format!("http.curloptResolve={NAME}:443:{}", through.ip());
     let ca = format!("http.sslCAInfo={}", at.join("mitmproxy-ca-cert.pem").display());
     let environment = [("GIT_TERMINAL_PROMPT", "0"), ("GIT_CONFIG_NOSYSTEM", "1")];
     let remote = ["-c", &resolve, "-c", &ca];

@@ -86,6 +86,7 @@ async fn only_what_the_binding_names_gets_it() {
         ("GET", "/exact/", false),
         ("GET", "/v2/x", false),
         ("POST", "/v1/x", false),
+        ("get", "/v1/x", false),
         ("GET", "//v1/x", false),
     ] {
         let request =
@@ -114,12 +115,39 @@ async fn paths_that_can_be_read_in_two_ways_are_refused() {
         "/%761/x",
         "/v1/..;/x",
         "/v1/%255c",
+        "/v1/%c0%ae%c0%ae/admin",
+        "/v1/%u002e%u002e/admin",
+        "/v1/%ef%bc%8e%ef%bc%8e/admin",
+        "/v1/..%20/admin",
+        "/v1/..+/admin",
     ] {
         let answer = ask(stack.inside(through, &[]).await, get(NAME, target)).await;
         assert_eq!(answer.status(), StatusCode::FORBIDDEN, "{target}");
     }
     assert_eq!(seen.count(), 0);
     assert!(stack.told().contains(r#""by":"vault""#));
+}
+
+#[tokio::test]
+async fn a_request_that_names_another_port_gets_nothing() {
+    let mut stack = Stack::new();
+    stack.write(http::Method::POST, &bearer(r#","paths":["/v1/*"]"#), StatusCode::CREATED);
+    let (seen, handler) = recorder();
+    let tls = stack.identity(NAME, &[]);
+    stack.serve(HTTPS, Some(tls), handler).await;
+    let through = stack.intercept(HTTPS).await;
+    let ours = format!("{NAME}:443");
+    let another = format!("{NAME}:8443");
+    let answer = ask(stack.inside(through, &[]).await, get(&ours, "/v1/x")).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert!(seen.header("authorization").is_some());
+    let answer = ask(stack.inside(through, &[]).await, get(&another, "/v1/x")).await;
+    assert_eq!(answer.status(), StatusCode::MISDIRECTED_REQUEST);
+    assert_eq!(seen.count(), 1);
+    // Where nothing is lent it is the server's business.
+    let answer = ask(stack.inside(through, &[]).await, get(&another, "/v2/x")).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert!(seen.header("authorization").is_none());
 }
 
 #[tokio::test]

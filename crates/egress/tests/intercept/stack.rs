@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -205,6 +205,25 @@ impl Stack {
         let way = Loopback { destination: destination.parse().unwrap(), servers: Arc::clone(&self.servers) };
         self.intercept_by(listener, Arc::new(way));
         address
+    }
+
+    /// The same at the destination's own port, for clients that say the port which they connect to: an address of loopback that
+    /// nobody else has. Nothing without the right to take such a port.
+    pub async fn intercept_at_its_port(&mut self, destination: &str) -> Option<SocketAddr> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let destination: SocketAddr = destination.parse().unwrap();
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let own = 128 + NEXT.fetch_add(1, Ordering::Relaxed) as u8;
+        let at = SocketAddr::from(([127, own, high, low], destination.port()));
+        let listener = match TcpListener::bind(at).await {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                eprintln!("{at}: {error}: left out");
+                return None;
+            }
+            bound => bound.unwrap(),
+        };
+        self.intercept_by(listener, Arc::new(Loopback { destination, servers: Arc::clone(&self.servers) }));
+        Some(at)
     }
 
     /// Starts an interceptor with a way of its own.

@@ -398,3 +398,42 @@ fn what_is_inspected_does_not_run_out_of_hops() {
         }
     }
 }
+
+#[test]
+fn what_is_inspected_goes_one_way() {
+    for stage in [Stage::gateway(), Stage::shared()] {
+        let program = stage.start(Fake::new(Action::Deny, &["good.example"], &[]));
+        program.apply(by_name(&[SERVERS[0]]));
+        let ear = inside(&stage.space("w"), || raw(libc::IPPROTO_TCP as u32));
+        let connected = stage.boxed(|| {
+            let multipath = Protocol::from_raw((libc::IPPROTO_MPTCP as u32).try_into().unwrap());
+            let socket =
+                socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, Some(multipath))?;
+            let to = SocketAddrV4::new(SERVERS[0].parse().unwrap(), 443);
+            rustix::net::connect(&socket, &to)?;
+            std::io::Result::Ok(TcpStream::from(socket))
+        });
+        match connected {
+            // The option was taken out: ordinary TCP for both sides.
+            Ok(mut stream) => {
+                echoes(&mut stream, &hello(Some("good.example"))).unwrap();
+                let mut buffer = [0; 4096];
+                let (length, _) =
+                    rustix::net::recv(&ear, &mut buffer[..], rustix::net::RecvFlags::empty()).unwrap();
+                // The beginning's options: of some kinds, none of them this one.
+                let mut options = &buffer[40..length];
+                while let [kind, rest @ ..] = options {
+                    assert_ne!(*kind, 30);
+                    let rest_of_it = if *kind < 2 { 0 } else { usize::from(rest[0]) - 1 };
+                    options = &rest[rest_of_it..];
+                }
+            }
+            // This kernel has no such sockets, or cannot take it out.
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EPROTONOSUPPORT | libc::ENOPROTOOPT) => eprintln!("no MPTCP here: {error}"),
+                Some(libc::ECONNREFUSED) => eprintln!("refused, not taken out"),
+                _ => panic!("{error}"),
+            },
+        }
+    }
+}

@@ -4,6 +4,7 @@
 
 mod attacks;
 mod changes;
+mod limits;
 mod measure;
 mod placements;
 mod stage;

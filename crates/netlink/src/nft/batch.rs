@@ -19,6 +19,8 @@ const BATCH_END: u16 = libc::NFNL_MSG_BATCH_END as u16;
 
 const INTERVAL: u32 = 4;
 const TIMEOUT: u32 = 0x10;
+/// Rules add elements, and expressions to them.
+const EVAL: u32 = 0x20;
 const INTERVAL_END: u32 = 1;
 
 /// Elements in one message, whose attributes may take 64 KiB.
@@ -67,6 +69,8 @@ pub enum Key {
     /// An address and a port.
     Ipv4Port,
     Ipv6Port,
+    /// The index of an interface.
+    Interface,
 }
 
 /// How a set holds its elements.
@@ -78,6 +82,10 @@ pub enum Holding {
     Ranges,
     /// Single values that may each vanish after a while.
     Expiring,
+    /// Rules add values, each with a rate, and take them away when they are silent.
+    Rates,
+    /// Rules add values, each with its connections; those without are taken away.
+    Connections,
 }
 
 /// A set to be made.
@@ -221,11 +229,14 @@ impl Batch {
             // Six bits for each part; each part fills registers of four bytes.
             Key::Ipv4Port => (7 << 6 | 13, 8),
             Key::Ipv6Port => (8 << 6 | 13, 20),
+            Key::Interface => (20, 4),
         };
         let flags = match set.holding {
             Holding::Values => 0,
             Holding::Ranges => INTERVAL,
             Holding::Expiring => TIMEOUT,
+            Holding::Rates => TIMEOUT | EVAL,
+            Holding::Connections => EVAL,
         };
         let mut added = message(libc::NFT_MSG_NEWSET, CREATE)
             .string(SET_TABLE, table)

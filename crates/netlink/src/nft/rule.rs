@@ -6,6 +6,7 @@
 use std::net::IpAddr;
 
 use super::attributes::*;
+use super::meter::{self, Meter};
 use crate::message::Message;
 
 const REGISTER: u32 = libc::NFT_REG_1 as u32;
@@ -32,6 +33,8 @@ pub const STATUS_DESTINATION_REWRITTEN: u32 = 1 << 5;
 #[derive(Clone, Copy, Debug)]
 pub enum Field {
     InputInterface,
+    /// Four bytes, and never the same for two interfaces one after the other.
+    InputInterfaceIndex,
     OutputInterface,
     /// `NFPROTO_IPV4` or `NFPROTO_IPV6`, one byte.
     Family,
@@ -228,11 +231,39 @@ impl Rule {
 
     /// No more than so many packets in a second, after a first burst, meet the rule.
     pub fn at_most(self, each_second: u32, burst: u32) -> Self {
-        self.expression("limit", |data| {
-            data.attribute(LIMIT_RATE, &u64::from(each_second).to_be_bytes())
-                .attribute(LIMIT_UNIT, &1_u64.to_be_bytes())
-                .network(LIMIT_BURST, burst)
+        self.element(|element| meter::rate(element, each_second, burst, |data| data))
+    }
+
+    /// What is over the meter meets the rule.
+    pub fn over(self, meter: Meter) -> Self {
+        self.element(|element| meter.over(element))
+    }
+
+    /// The same with a meter for each value of a field. The set is one of [`Holding::Rates`] or [`Holding::Connections`], as
+    /// the meter is; beyond its size values are not counted, and never over.
+    ///
+    /// [`Holding::Rates`]: super::batch::Holding::Rates
+    /// [`Holding::Connections`]: super::batch::Holding::Connections
+    pub fn over_for_each(self, field: Field, set: &str, meter: Meter) -> Self {
+        const ADD: u32 = 0;
+        const UPDATE: u32 = 1;
+        /// Milliseconds after which the bucket of whoever is silent is full again anyway.
+        const SILENT: u64 = 60_000;
+        self.load(field).expression("dynset", |data| {
+            let data = data.string(DYNSET_SET_NAME, set).network(DYNSET_SREG_KEY, REGISTER);
+            let data = match meter {
+                Meter::Rate { .. } => {
+                    data.network(DYNSET_OP, UPDATE).attribute(DYNSET_TIMEOUT, &SILENT.to_be_bytes())
+                }
+                Meter::Connections(_) => data.network(DYNSET_OP, ADD),
+            };
+            data.nest(DYNSET_EXPR, |element| meter.over(element))
         })
+    }
+
+    /// Counts packets for whoever lists the rule.
+    pub fn counted(self) -> Self {
+        self.expression("counter", |data| data)
     }
 
     pub fn set_mark(self, mark: u32) -> Self {
@@ -261,6 +292,13 @@ impl Rule {
                 Checksum::None => data,
                 Checksum::Ipv4Header => data.network(PAYLOAD_CSUM_TYPE, 1).network(PAYLOAD_CSUM_OFFSET, 10),
             }
+        })
+    }
+
+    /// Overwrites a TCP option by ones that mean nothing, the first of its kind. Needs Linux 5.18.
+    pub fn strip_tcp_option(self, kind: u8) -> Self {
+        self.expression("exthdr", |data| {
+            data.attribute(EXTHDR_TYPE, &[kind]).network(EXTHDR_OP, EXTHDR_TCP_OPTION)
         })
     }
 
@@ -373,6 +411,7 @@ impl Rule {
         };
         match field {
             Field::InputInterface => meta(self, libc::NFT_META_IIFNAME),
+            Field::InputInterfaceIndex => meta(self, libc::NFT_META_IIF),
             Field::OutputInterface => meta(self, libc::NFT_META_OIFNAME),
             Field::Family => meta(self, libc::NFT_META_NFPROTO),
             Field::Protocol => meta(self, libc::NFT_META_L4PROTO),
@@ -421,8 +460,11 @@ impl Rule {
     }
 
     fn expression(self, name: &str, fill: impl FnOnce(Message) -> Message) -> Self {
-        let list = self.list.nest(LIST_ELEM, |element| element.string(EXPR_NAME, name).nest(EXPR_DATA, fill));
-        Self { list }
+        self.element(|element| element.string(EXPR_NAME, name).nest(EXPR_DATA, fill))
+    }
+
+    fn element(self, fill: impl FnOnce(Message) -> Message) -> Self {
+        Self { list: self.list.nest(LIST_ELEM, fill) }
     }
 }
 

@@ -70,7 +70,12 @@ impl Network {
         }
         let raw = serde_json::to_vec_pretty(&saved).map_err(|e| failed(e.to_string()))?;
         std::fs::write(&file, raw).map_err(|e| failed(format!("cannot write {}: {e}", file.display())))?;
-        host_network::ensure(&saved.prefix, saved.subnet).map_err(|e| failed(describe(&e)))?;
+        let limits = host_network::ensure(&saved.prefix, saved.subnet).map_err(|e| failed(describe(&e)))?;
+        if limits == host_network::Limits::Missing {
+            tracing::warn!(
+                "this kernel cannot count connections (CONFIG_NFT_CONNLIMIT): one sandbox can fill the host's table of them"
+            );
+        }
         let (dns, search) = resolver(config);
         Ok(Self {
             subnet: saved.subnet,

@@ -32,12 +32,6 @@ pub(super) fn request(
     by: By,
 ) -> HeaderEdits {
     let (headers, extensions) = (request.headers(), request.extensions());
-    let mut remove = vec![INGRESS_TO, OLD_INGRESS_TO, SECURE_ACCESS, ACCESS_RENEW, ROUTE_CREDENTIAL];
-    // The reference passes these on; they open more than this sandbox, or are nobody's business inside.
-    remove.extend([API_KEY, ROUTE_TOKEN]);
-    if !way.leads_to_enforcer(target, application.port()) {
-        remove.push(EGRESS_TOKEN);
-    }
     let mut set = Vec::with_capacity(5);
     let mut put = |name: HeaderName, value: &[u8]| {
         if let Ok(value) = HeaderValue::from_bytes(value) {
@@ -60,12 +54,36 @@ pub(super) fn request(
         let scheme = if extensions.get() == Some(&Scheme::Https) { "https" } else { "http" };
         put(FORWARDED_PROTO, scheme.as_bytes());
     }
-    match way {
-        Way::Agent if !target.agent_token.is_empty() => put(AGENT_TOKEN, target.agent_token.as_bytes()),
-        _ if application.port() != AGENT_PORT => remove.push(AGENT_TOKEN),
-        _ => {}
+    let mut keeps_agent_token = application.port() == AGENT_PORT;
+    if way == Way::Agent && !target.agent_token.is_empty() {
+        put(AGENT_TOKEN, target.agent_token.as_bytes());
+        keeps_agent_token = true;
     }
+    let remove = removed(!way.leads_to_enforcer(target, application.port()), !keeps_agent_token);
     HeaderEdits { remove, set, ..HeaderEdits::default() }
+}
+
+/// What no program gets, and what only some get.
+fn removed(egress_token: bool, agent_token: bool) -> &'static [HeaderName] {
+    // In this order, so that each case is a part of it.
+    static ALL: [HeaderName; 9] = [
+        EGRESS_TOKEN,
+        INGRESS_TO,
+        OLD_INGRESS_TO,
+        SECURE_ACCESS,
+        ACCESS_RENEW,
+        ROUTE_CREDENTIAL,
+        // The reference passes these on; they open more than this sandbox, or are nobody's business inside.
+        API_KEY,
+        ROUTE_TOKEN,
+        AGENT_TOKEN,
+    ];
+    match (egress_token, agent_token) {
+        (true, true) => &ALL,
+        (true, false) => &ALL[..8],
+        (false, true) => &ALL[1..],
+        (false, false) => &ALL[1..8],
+    }
 }
 
 /// Who has forwarded the request so far, and then who sent it here.

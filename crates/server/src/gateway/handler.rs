@@ -4,10 +4,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
+use futures_util::future::BoxFuture;
 use http::header::{CONTENT_TYPE, HOST, SEC_WEBSOCKET_KEY};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
@@ -24,6 +24,7 @@ use crate::ingress::{
     AGENT_PORT, AGENT_TOKEN, Carrier, Need, Park, ROUTE_TOKEN, Reach, SECURE_ACCESS, Target, USE_LASTS,
     Wakes, Way, presents, skips_renewal, wants_awake,
 };
+use crate::listener::{Answers, whole_head};
 use crate::telemetry::logs::ACCESS_TARGET;
 
 /// Where the route stands in a request.
@@ -68,15 +69,19 @@ impl fmt::Debug for Gateway {
 }
 
 /// What answers on a gateway's listener: its health on one path, everything else from sandboxes.
-pub fn router(gateway: Gateway) -> Router {
-    Router::new().fallback(move |request: Request| answer(gateway, request))
-}
-
-async fn answer(gateway: Gateway, request: Request) -> Response {
-    if request.uri().path() == "/status.ok" {
-        return ([(CONTENT_TYPE, "text/plain; charset=utf-8")], "OK").into_response();
+impl Answers for Gateway {
+    fn answer(&self, request: Request) -> BoxFuture<'_, Response> {
+        Box::pin(async move {
+            let bodiless = request.method() == Method::HEAD;
+            let mut response = if request.uri().path() == "/status.ok" {
+                ([(CONTENT_TYPE, "text/plain; charset=utf-8")], "OK").into_response()
+            } else {
+                self.0.relay(request).await.unwrap_or_else(IntoResponse::into_response)
+            };
+            whole_head(&mut response, bodiless);
+            response
+        })
     }
-    gateway.0.relay(request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
 /// What a request asks for, after the route was read.

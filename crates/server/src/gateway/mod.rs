@@ -21,7 +21,7 @@ mod standalone;
 pub use crate::ingress::Park;
 pub use audit::{Audit, AuditSettings};
 pub use directory::{Directory, InProcess, Used};
-pub use handler::{Gateway, GatewaySettings, RouteFrom, router};
+pub use handler::{Gateway, GatewaySettings, RouteFrom};
 pub use intents::{IntentSettings, Intents, RedisList};
 pub use mirror::Mirror;
 pub use reqwest::Url;

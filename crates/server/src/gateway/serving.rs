@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::handler::{self, Gateway, GatewaySettings, RouteFrom};
+use super::handler::{Gateway, GatewaySettings, RouteFrom};
 use super::refused;
 use crate::config::{IngressConfig, RouteMode};
 use crate::ingress::{Carrier, Park};
@@ -74,7 +74,7 @@ impl Door {
             ..all
         };
         let transport = certificates.map_or(Transport::Plain, Transport::Tls);
-        let serving = Serving { router: handler::router(gateway), refuse, transport, limits };
+        let serving = Serving { answers: Arc::new(gateway), refuse, transport, limits };
         Ok(Self { address, serving: listener::spawn(listener, serving, stop)?, carrier })
     }
 

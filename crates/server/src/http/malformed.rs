@@ -13,7 +13,7 @@ pub fn answer(malformed: Malformed) -> Response {
     let mut error = ApiError::new(code, malformed.to_string());
     error.status = malformed.status();
     let mut response = error.into_response();
-    let id = uuid::Uuid::new_v4().as_simple().to_string();
+    let id = crate::telemetry::ids::uuid().as_simple().to_string();
     if let Ok(id) = HeaderValue::try_from(id) {
         response.headers_mut().insert(X_REQUEST_ID, id);
     }

@@ -9,6 +9,7 @@ pub mod error;
 mod events;
 pub mod fields;
 pub mod filters;
+pub mod front;
 mod health;
 pub mod images;
 mod ingress;

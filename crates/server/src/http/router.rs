@@ -1,21 +1,15 @@
 //! All routes on one page, grouped by who may reach them.
 
-use std::time::Duration;
-
 use axum::{
     Router,
-    extract::{Request, State},
-    middleware::{from_fn, from_fn_with_state, map_response},
-    response::Response,
-    routing::{any, delete, get, patch, post},
+    middleware::{from_fn, from_fn_with_state},
+    routing::{delete, get, patch, post},
 };
-use http::{HeaderValue, header::STRICT_TRANSPORT_SECURITY};
 
 use super::{
-    App, diagnostics, docs, events, health, images, ingress, metrics_events, metrics_page, middleware,
-    network_policy, sandboxes, snapshots, unsupported,
+    App, diagnostics, docs, events, front::Front, health, images, ingress, metrics_events, metrics_page,
+    middleware, network_policy, sandboxes, snapshots, unsupported,
 };
-use crate::ingress::proxy_handler;
 
 /// Routes that exist at the root and under `/v1`.
 fn both_mounts(app: &App) -> Router<App> {
@@ -56,18 +50,6 @@ fn both_mounts(app: &App) -> Router<App> {
         .route("/templates/{id}", get(unsupported::no_templates).delete(unsupported::no_templates))
 }
 
-/// Ports of sandboxes, on both mounts. Admission is the ingress's own: the key, or the sandbox's token. Apart from the others, because
-/// every layer costs every request, and most of them leave these alone ([`middleware::auth::is_proxied`]).
-fn ports() -> Router<App> {
-    Router::new()
-        .route("/sandboxes/{id}/proxy/{port}", any(proxy))
-        .route("/sandboxes/{id}/proxy/{port}/", any(proxy))
-        .route("/sandboxes/{id}/proxy/{port}/{*path}", any(proxy))
-        .route("/v1/sandboxes/{id}/proxy/{port}", any(proxy))
-        .route("/v1/sandboxes/{id}/proxy/{port}/", any(proxy))
-        .route("/v1/sandboxes/{id}/proxy/{port}/{*path}", any(proxy))
-}
-
 /// Routes of ours and of `/v1` only. All need the key.
 fn v1_only() -> Router<App> {
     Router::new()
@@ -94,35 +76,16 @@ fn open() -> Router<App> {
         .route("/redoc", get(docs::page))
 }
 
-async fn proxy(State(app): State<App>, request: Request) -> Response {
-    proxy_handler(app.ingress, request).await
-}
-
-/// Over TLS only: browsers are told not to come back without, if that is wanted.
-pub fn strictly_over_tls(router: Router, max_age: Option<Duration>) -> Router {
-    let Some(age) = max_age else { return router };
-    let told =
-        HeaderValue::try_from(format!("max-age={}", age.as_secs())).expect("a number is a header value");
-    router.layer(map_response(move |mut response: Response| {
-        let told = told.clone();
-        async move {
-            // Also over whatever a program in a sandbox says: the host is the server's, not the program's.
-            response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, told);
-            response
-        }
-    }))
-}
-
 /// The whole service.
-pub fn build(app: App) -> Router {
+pub fn build(app: App) -> Front {
     let door = middleware::auth::Door {
         keys: app.keys.clone(),
         open_metrics: app.config.server.open_metrics,
         ingress_key: app.config.ingress.key.as_ref().and_then(|key| middleware::auth::digest(key.expose())),
     };
-    let telemetry = app.telemetry.clone();
+    let (ingress, telemetry) = (app.ingress.clone(), app.telemetry.clone());
     let cap = middleware::concurrency::Cap::new(app.config.server.limit_concurrency);
-    Router::new()
+    let router = Router::new()
         .merge(both_mounts(&app))
         .nest("/v1", both_mounts(&app).merge(v1_only()))
         // The page is one for the whole process, so it is not under the API's version.
@@ -133,8 +96,8 @@ pub fn build(app: App) -> Router {
         .layer(from_fn(middleware::routing::normalize))
         .layer(from_fn_with_state(door, middleware::auth::require_key))
         .layer(from_fn_with_state(cap, middleware::concurrency::limit))
-        .merge(ports())
         .with_state(app)
         .layer(from_fn(middleware::cors::answer))
-        .layer(from_fn_with_state(telemetry, middleware::request_id::attach))
+        .layer(from_fn_with_state(telemetry.clone(), middleware::request_id::attach));
+    Front::new(ingress, telemetry, router)
 }

@@ -28,10 +28,6 @@ pub(super) fn request(
     (target, grounds): (&Target, Grounds),
     (application, way): (SocketAddr, Way),
 ) -> HeaderEdits {
-    let mut remove = vec![API_KEY, SECURE_ACCESS, ROUTE_TOKEN, ACCESS_RENEW, FORWARDED, REAL_IP];
-    if !way.leads_to_enforcer(target, application.port()) {
-        remove.push(EGRESS_TOKEN);
-    }
     let mut set = Vec::with_capacity(5);
     let mut put = |name: HeaderName, value: &str| {
         if let Ok(value) = HeaderValue::from_str(value) {
@@ -45,16 +41,30 @@ pub(super) fn request(
     }
     let to_agent_itself = application.port() == AGENT_PORT;
     // An agent without a token was made by another server and asks for none.
+    let mut keeps_agent_token = to_agent_itself;
     let vouched = way == Way::Agent || (to_agent_itself && grounds == Grounds::ServerKey);
     if vouched && !target.agent_token.is_empty() {
         put(AGENT_TOKEN, &target.agent_token);
-    } else if !to_agent_itself {
-        remove.push(AGENT_TOKEN);
+        keeps_agent_token = true;
     }
     if let Some(host) = headers.get(HOST) {
         set.push((FORWARDED_HOST, host.clone()));
     }
+    let remove = removed(!way.leads_to_enforcer(target, application.port()), !keeps_agent_token);
     HeaderEdits { remove, remove_prefixes: &["x-forwarded-"], set, hide: &OWN_WORDS }
+}
+
+/// What no application gets, and what only some get.
+fn removed(egress_token: bool, agent_token: bool) -> &'static [HeaderName] {
+    // In this order, so that each case is a part of it.
+    static ALL: [HeaderName; 8] =
+        [EGRESS_TOKEN, API_KEY, SECURE_ACCESS, ROUTE_TOKEN, ACCESS_RENEW, FORWARDED, REAL_IP, AGENT_TOKEN];
+    match (egress_token, agent_token) {
+        (true, true) => &ALL,
+        (true, false) => &ALL[..7],
+        (false, true) => &ALL[1..],
+        (false, false) => &ALL[1..7],
+    }
 }
 
 /// How the client reached the server.

@@ -77,8 +77,12 @@ fn front(one: &Arc<One>) -> SocketAddr {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
     let refuse = crate::http::malformed::answer;
-    let serving =
-        Serving { router, refuse, transport: Transport::Plain, limits: listener::Limits::default() };
+    let serving = Serving {
+        answers: Arc::new(router),
+        refuse,
+        transport: Transport::Plain,
+        limits: listener::Limits::default(),
+    };
     listener::spawn(socket, serving, CancellationToken::new()).unwrap();
     address
 }

@@ -31,7 +31,7 @@ pub use lookup::{Lookup, Mapped, Reach, Target};
 pub use minting::Minting;
 pub use policy::PolicyRequest;
 pub use refusal::Refusal;
-pub use relay::{IngressSettings, IngressState, proxy_handler};
+pub use relay::{IngressSettings, IngressState, answer, proxy_handler};
 pub(crate) use relay::{USE_LASTS, skips_renewal, wants_awake};
 pub use route::Mount;
 pub(crate) use wake::Wakes;

@@ -87,6 +87,11 @@ impl IngressState {
 ///
 /// The peer's address is taken from `ConnectInfo<SocketAddr>` where the server provides it.
 pub async fn proxy_handler(state: IngressState, request: Request) -> Response {
+    answer(&state, request).await
+}
+
+/// The same without a share of what answers.
+pub async fn answer(state: &IngressState, request: Request) -> Response {
     let handshake = Handshake::of(&request);
     let uri =
         request.extensions().get::<OriginalUri>().map_or_else(|| request.uri().clone(), |uri| uri.0.clone());

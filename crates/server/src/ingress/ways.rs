@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,8 @@ pub(crate) enum Need {
 #[derive(Debug, Default)]
 pub(crate) struct Ways {
     through_agent: Mutex<HashMap<SocketAddr, Instant>>,
+    /// Whether anything was ever remembered. Where nothing was, requests do not wait for each other to learn it.
+    any: AtomicBool,
 }
 
 impl Ways {
@@ -45,7 +48,7 @@ impl Ways {
             return Ok((open(forwarder, application, need).await?, Way::Direct));
         }
         let agent = SocketAddr::new(application.ip(), AGENT_PORT);
-        let needed_agent = self.known().get(&application).is_some_and(|since| since.elapsed() < REMEMBERED);
+        let needed_agent = self.needed_agent(application);
         if !needed_agent {
             match open(forwarder, application, need).await {
                 Err(ConnectError::Refused) => {}
@@ -59,6 +62,11 @@ impl Ways {
         Ok((lease, Way::Agent))
     }
 
+    fn needed_agent(&self, application: SocketAddr) -> bool {
+        self.any.load(Ordering::Acquire)
+            && self.known().get(&application).is_some_and(|since| since.elapsed() < REMEMBERED)
+    }
+
     fn remember(&self, application: SocketAddr) {
         let mut known = self.known();
         if known.len() >= CROWDED {
@@ -66,6 +74,7 @@ impl Ways {
         }
         if known.len() < CROWDED {
             known.insert(application, Instant::now());
+            self.any.store(true, Ordering::Release);
         }
     }
 

@@ -37,7 +37,8 @@ where
     F::Output: Send + 'static,
 {
     fn execute(&self, task: F) {
-        let cut = self.cut.clone();
+        // Of this task alone: it is asked with everything that the task does.
+        let cut = self.cut.child_token();
         self.all.spawn(async move { cut.run_until_cancelled_owned(task).await });
     }
 }

@@ -6,7 +6,7 @@ use axum::{body::Body, extract::ConnectInfo, response::Response};
 use bytes::BytesMut;
 use http::{HeaderValue, Request, StatusCode, Version, header};
 use hyper::{
-    body::Incoming,
+    body::{Body as _, Incoming},
     server::conn::{http1, http2},
     service::service_fn,
     upgrade::Upgraded,
@@ -20,21 +20,23 @@ use tokio::{
     time::{timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
-use tower::ServiceExt;
 
 use super::{
     accept::Tasks,
     gate::Gate,
     inspector::Inspector,
+    keep_alive::KeptTimer,
     malformed::Malformed,
     multiplexed::{Activity, Exchange},
     settings::{Scheme, Serving, Transport},
     stream::Stream,
-    upload::Upload,
+    upload::{Progress, Upload},
     wire::{Open, Wire},
 };
 
 /// What an HTTP/2 connection starts with.
+/// What may wait for a slow reader, beside one piece of the body.
+const ANSWER_AHEAD: usize = 128 << 10;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Clients keep idle connections for about as long as the configured time; closing a little later lets them close first.
 const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(5);
@@ -71,13 +73,14 @@ pub(super) async fn serve(shared: Arc<Shared>, accepted: Accepted) -> Result<(),
     let Some((stream, begun)) = first_bytes(&shared, stream).await? else { return Ok(()) };
     let scheme = if matches!(stream, Stream::Tls(_)) { Scheme::Https } else { Scheme::Http };
     let limits = &shared.serving.limits;
-    let (gate, connection) = (Arc::<Gate>::default(), Connection { shared: shared.clone(), peer, scheme });
+    let gate = Arc::<Gate>::default();
+    let connection = Arc::new(Connection { shared: shared.clone(), peer, scheme, gate: gate.clone() });
     if begun.starts_with(PREFACE) {
         let wire = Wire::new((stream, begun), Inspector::blind(limits), gate, limits, open);
         return connection.serve_2(TokioIo::new(wire)).await;
     }
-    let wire = Wire::new((stream, begun), Inspector::new(limits), gate.clone(), limits, open);
-    connection.serve_1(TokioIo::new(wire), gate).await
+    let wire = Wire::new((stream, begun), Inspector::new(limits), gate, limits, open);
+    connection.serve_1(TokioIo::new(wire)).await
 }
 
 /// What every connection needs of its socket. One that refuses is served without.
@@ -122,26 +125,29 @@ fn reclaim(upgraded: Upgraded) -> Result<Reclaimed, Upgraded> {
     upgraded.downcast::<TokioIo<Wire>>().map(|parts| parts.io.into_inner().reclaim(parts.read_buf))
 }
 
-#[derive(Clone)]
+/// Shared by the requests of one connection, so that none of them touches what all connections share.
 struct Connection {
     shared: Arc<Shared>,
     peer: SocketAddr,
     scheme: Scheme,
+    gate: Arc<Gate>,
 }
 
 impl Connection {
-    async fn serve_1(self, wire: TokioIo<Wire>, gate: Arc<Gate>) -> Result<(), Ended> {
-        let limits = &self.shared.serving.limits;
+    async fn serve_1(self: Arc<Self>, wire: TokioIo<Wire>) -> Result<(), Ended> {
+        let limits = self.shared.serving.limits;
         let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new())
+        http.timer(KeptTimer::default())
             .max_headers(limits.head_fields)
             .max_header_size(limits.head_bytes + 64)
+            .max_buf_size((2 * limits.head_bytes).max(ANSWER_AHEAD))
             // Partial heads do not get this far, so this is the time without a request.
             .header_read_timeout(limits.keep_alive + KEEP_ALIVE_MARGIN);
-        let stop = self.shared.stop.clone();
+        // Of this connection alone: it is asked whenever something moves.
+        let stop = self.shared.stop.child_token();
         let service = service_fn(move |request| {
-            let (connection, gate) = (self.clone(), gate.clone());
-            async move { Ok::<_, Infallible>(connection.answer_1(&gate, request).await) }
+            let connection = self.clone();
+            async move { Ok::<_, Infallible>(connection.answer_1(request).await) }
         });
         let mut serving = std::pin::pin!(http.serve_connection(wire, service).with_upgrades());
         tokio::select! {
@@ -151,20 +157,21 @@ impl Connection {
         Ok(serving.await?)
     }
 
-    async fn answer_1(&self, gate: &Gate, request: Request<Incoming>) -> Response {
+    async fn answer_1(&self, request: Request<Incoming>) -> Response {
+        let gate = &*self.gate;
         if let Some(malformed) = gate.refusal(request.method()) {
             return self.refuse(malformed);
         }
         let asks_for_upgrade =
             request.version() == Version::HTTP_11 && request.headers().contains_key(header::UPGRADE);
-        let (mut request, progress) = Upload::of(request, self.shared.serving.limits.body_silence);
+        let (mut request, progress) = self.with_upload(request);
         if asks_for_upgrade {
             request.extensions_mut().insert(Reclaim(reclaim));
         }
-        let mut response = self.route(request.map(Body::new)).await;
-        progress.answered();
+        let mut response = self.answer(request).await;
+        let silent = progress.is_some_and(|progress| progress.answered());
         let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-        let broken = gate.broken().or(progress.silent().then_some(Malformed::TooSlow));
+        let broken = gate.broken().or(silent.then_some(Malformed::TooSlow));
         if let Some(malformed) = broken.filter(|_| !upgraded) {
             response = self.refuse(malformed);
         }
@@ -182,7 +189,7 @@ impl Connection {
         response
     }
 
-    async fn serve_2(self, wire: TokioIo<Wire>) -> Result<(), Ended> {
+    async fn serve_2(self: Arc<Self>, wire: TokioIo<Wire>) -> Result<(), Ended> {
         let limits = self.shared.serving.limits;
         let mut http = http2::Builder::new(self.shared.tasks.clone());
         http.timer(TokioTimer::new())
@@ -191,7 +198,7 @@ impl Connection {
             .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PONG_WITHIN);
-        let stop = self.shared.stop.clone();
+        let stop = self.shared.stop.child_token();
         let activity = Activity::default();
         let idle = activity.idle(limits.keep_alive + KEEP_ALIVE_MARGIN);
         let service = service_fn(move |request| {
@@ -217,22 +224,27 @@ impl Connection {
             Ok(exchange) => exchange,
             Err(malformed) => return self.refuse(malformed),
         };
-        let (request, progress) = Upload::of(request, self.shared.serving.limits.body_silence);
-        let response = self.route(request.map(Body::new)).await;
-        progress.answered();
-        if progress.silent() {
+        let (request, progress) = self.with_upload(request);
+        let response = self.answer(request).await;
+        if progress.is_some_and(|progress| progress.answered()) {
             return self.refuse(Malformed::TooSlow);
         }
         exchange.answer(response)
     }
 
-    async fn route(&self, mut request: Request<Body>) -> Response {
+    /// What there is to know of a body, if there is one.
+    fn with_upload(&self, request: Request<Incoming>) -> (Request<Body>, Option<Arc<Progress>>) {
+        if request.body().is_end_stream() {
+            return (request.map(|_| Body::empty()), None);
+        }
+        let (request, progress) = Upload::of(request, self.shared.serving.limits.body_silence);
+        (request.map(Body::new), Some(progress))
+    }
+
+    async fn answer(&self, mut request: Request<Body>) -> Response {
         request.extensions_mut().insert(ConnectInfo(self.peer));
         request.extensions_mut().insert(self.scheme);
-        match self.shared.serving.router.clone().oneshot(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
-        }
+        self.shared.serving.answers.answer(request).await
     }
 }
 
@@ -272,7 +284,7 @@ mod tests {
         let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
         let serving = Serving {
-            router: Router::new().fallback(upgrade),
+            answers: Arc::new(Router::new().fallback(upgrade)),
             refuse: |_| StatusCode::BAD_REQUEST.into_response(),
             transport: Transport::Plain,
             limits: Limits { drain: Duration::from_millis(50), ..Limits::default() },

@@ -181,7 +181,7 @@ fn coding(value: &[u8]) -> Result<(), Malformed> {
 pub(super) fn is_host(host: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(host) else { return false };
     // Old clients that do not know the name send it empty.
-    if text.is_empty() {
+    if text.is_empty() || is_plain_name(host) {
         return true;
     }
     let Ok(authority) = text.parse::<Authority>() else { return false };
@@ -191,6 +191,17 @@ pub(super) fn is_host(host: &[u8]) -> bool {
     !name.is_empty()
         && numbered
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~[]:%*".contains(&b))
+}
+
+/// Most names, without the work of taking them apart.
+fn is_plain_name(host: &[u8]) -> bool {
+    let (name, port) = match host.iter().position(|b| *b == b':') {
+        Some(colon) => (&host[..colon], &host[colon + 1..]),
+        None => (host, &b"1"[..]),
+    };
+    !name.is_empty()
+        && name.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.'))
+        && matches!(port, [b'1'..=b'9', rest @ ..] if rest.len() < 4 && rest.iter().all(u8::is_ascii_digit))
 }
 
 /// Whether both name the same host, the default port of plain HTTP being the same as none.

@@ -1,9 +1,9 @@
-//! How connections of clients become requests for a router: the one listener of the API server and of the gateway.
+//! How connections of clients become requests for whatever answers them: the one listener of the API server and of the gateway.
 //!
 //! Owns the sockets, TLS, the choice between HTTP/1.1 and HTTP/2, the limits on heads and on silence, and the orderly end. Does not
 //! know routes.
 //!
-//! Invariant: a router sees only requests whose framing has one meaning. What two programs could read differently is refused, and
+//! Invariant: whoever answers sees only requests whose framing has one meaning. What two programs could read differently is refused, and
 //! its connection closed.
 
 mod accept;
@@ -13,6 +13,7 @@ mod connection;
 mod gate;
 mod head;
 mod inspector;
+mod keep_alive;
 mod malformed;
 mod multiplexed;
 mod redirect;
@@ -25,4 +26,4 @@ pub use accept::{connection_limit, spawn};
 pub use certificates::{CertificateError, Certificates, Looked};
 pub use malformed::Malformed;
 pub use redirect::redirects;
-pub use settings::{Limits, Refuse, Scheme, Serving, Transport};
+pub use settings::{Answers, Limits, Refuse, Scheme, Serving, Transport, whole_head};

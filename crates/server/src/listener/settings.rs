@@ -2,18 +2,47 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{Router, response::Response};
+use axum::{Router, body::Body, response::Response};
+use futures_util::{FutureExt as _, future::BoxFuture};
+use http::{HeaderValue, Request, header::CONTENT_LENGTH};
+use http_body::Body as _;
+use tower::ServiceExt as _;
 
 use super::{certificates::Certificates, malformed::Malformed};
 
 /// How a request that is not understood is answered, in the words of whoever listens.
 pub type Refuse = fn(Malformed) -> Response;
 
+/// Answers requests.
+pub trait Answers: Send + Sync + 'static {
+    /// The answer to a request that is in order. It has `ConnectInfo<SocketAddr>` and [`Scheme`] among its extensions.
+    fn answer(&self, request: Request<Body>) -> BoxFuture<'_, Response>;
+}
+
+/// Completes an answer as a router does for its own: a length that is known is said, and then the body left out that nobody asked for.
+pub fn whole_head(response: &mut Response, bodiless: bool) {
+    if let Some(length) = response.body().size_hint().exact()
+        && !response.headers().contains_key(CONTENT_LENGTH)
+    {
+        response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    if bodiless {
+        *response.body_mut() = Body::empty();
+    }
+}
+
+impl Answers for Router {
+    fn answer(&self, request: Request<Body>) -> BoxFuture<'_, Response> {
+        let answered = self.clone().oneshot(request);
+        answered.map(|answered| answered.unwrap_or_else(|never| match never {})).boxed()
+    }
+}
+
 /// What answers on a listener, and under which rules.
 #[derive(Clone)]
 pub struct Serving {
-    /// Gets every request that is in order, with `ConnectInfo<SocketAddr>` and [`Scheme`] among its extensions.
-    pub router: Router,
+    /// Gets every request that is in order.
+    pub answers: Arc<dyn Answers>,
     pub refuse: Refuse,
     pub transport: Transport,
     pub limits: Limits,

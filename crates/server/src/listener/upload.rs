@@ -39,13 +39,9 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// The head of the answer is there; from now on the body may be silent for as long as it likes.
-    pub(super) fn answered(&self) {
+    /// The head of the answer is there; from now on the body may be silent for as long as it likes. Returns whether it was given up before.
+    pub(super) fn answered(&self) -> bool {
         self.answered.store(true, Relaxed);
-    }
-
-    /// Whether the body was given up.
-    pub(super) fn silent(&self) -> bool {
         self.silent.load(Relaxed)
     }
 }

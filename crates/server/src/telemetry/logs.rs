@@ -1,7 +1,7 @@
 //! The log: one record a line on standard error, or in files that rotate.
 //!
 //! A line carries time, level, the id of the request it belongs to (`-` for none), the target and the fields. The request
-//! id is the field `request_id` of any span around the record.
+//! id is the record's own field `request_id`, or that of the request that the task works for ([`current`]).
 //!
 //! Secrets are kept out twice: [`crate::config::Secret`] prints as `***`, and fields named in [`NEVER_LOGGED`] are
 //! replaced here, whoever wrote them. Request and response bodies, command lines and environments of sandboxes are never
@@ -14,17 +14,16 @@ use std::sync::Mutex;
 
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::filter::{FilterFn, LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
-use tracing_subscriber::layer::{Context, SubscriberExt as _};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry};
 
-use super::rotation::RotatingFile;
+use super::{current, rotation::RotatingFile};
 use crate::config::{LogConfig, LogFormat, LogLevel};
 
 /// The target of the one record a request; goes to the access file when files are on.
@@ -87,11 +86,10 @@ fn subscriber(config: &LogConfig, filter: Option<&str>) -> Result<impl Subscribe
     } else {
         vec![lines(config.format, io::stderr)]
     };
-    Ok(tracing_subscriber::registry().with(RequestIds).with(layers.with_filter(targets)))
+    Ok(tracing_subscriber::registry().with(layers.with_filter(targets)))
 }
 
-type BoxedLayer = Box<dyn Layer<WithRequestIds> + Send + Sync>;
-type WithRequestIds = tracing_subscriber::layer::Layered<RequestIds, Registry>;
+type BoxedLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
 fn lines<W>(format: LogFormat, writer: W) -> BoxedLayer
 where
@@ -118,31 +116,6 @@ fn targets(level: LogLevel, filter: Option<&str>) -> Result<Targets, LogError> {
         LogLevel::Trace => LevelFilter::TRACE,
     };
     Ok(Targets::new().with_target("sandglass", level).with_default(level.min(LevelFilter::WARN)))
-}
-
-/// Remembers the request id of each span beside it.
-struct RequestIds;
-
-struct RequestId(String);
-
-impl<S: Subscriber + for<'l> LookupSpan<'l>> Layer<S> for RequestIds {
-    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        let mut fields = Fields::default();
-        attributes.record(&mut fields);
-        remember(&fields, id, &context);
-    }
-
-    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
-        let mut fields = Fields::default();
-        values.record(&mut fields);
-        remember(&fields, id, &context);
-    }
-}
-
-fn remember<S: Subscriber + for<'l> LookupSpan<'l>>(fields: &Fields, id: &Id, context: &Context<'_, S>) {
-    if let (Some(Value::String(request)), Some(span)) = (fields.0.get("request_id"), context.span(id)) {
-        span.extensions_mut().replace(RequestId(request.clone()));
-    }
 }
 
 /// The fields of a record, secrets already replaced.
@@ -212,22 +185,13 @@ where
     S: Subscriber + for<'l> LookupSpan<'l>,
     N: for<'w> FormatFields<'w> + 'static,
 {
-    fn format_event(
-        &self,
-        context: &FmtContext<'_, S, N>,
-        writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
+    fn format_event(&self, _: &FmtContext<'_, S, N>, writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut fields = Fields::default();
         event.record(&mut fields);
         let Fields(mut fields) = fields;
         let own_request = match fields.remove("request_id") {
             Some(Value::String(request)) => Some(request),
             _ => None,
-        };
-        let around = || {
-            let mut spans = context.event_scope()?;
-            spans.find_map(|span| span.extensions().get::<RequestId>().map(|id| id.0.clone()))
         };
         let message = match fields.remove("message") {
             Some(Value::String(message)) => message,
@@ -237,7 +201,8 @@ where
         let mut time = String::new();
         SystemTime.format_time(&mut Writer::new(&mut time))?;
         let (level, target) = (*event.metadata().level(), event.metadata().target());
-        let line = Line { time, level, target, request: own_request.or_else(around), message, fields };
+        let line =
+            Line { time, level, target, request: own_request.or_else(current::request_id), message, fields };
         match self.format {
             LogFormat::Human => line.write_human(writer),
             LogFormat::Json => line.write_json(writer),
@@ -315,8 +280,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = files(dir.path(), LogFormat::Human, LogLevel::Info);
         let (main, access) = logged(&config, None, || {
-            let span = tracing::info_span!(target: "sandglass::http", "request", request_id = "req-7");
-            span.in_scope(|| {
+            current::within_sync(http::HeaderValue::from_static("req-7"), || {
                 tracing::info!(target: "sandglass::engine", sandbox = "s1", count = 3, "started a box");
                 tracing::info!(target: ACCESS_TARGET, status = 200, "GET /v1/sandboxes");
             });
@@ -330,22 +294,6 @@ mod tests {
         );
         assert!(lines[1].ends_with("WARN  [-] sandglass::engine: alone\\nreally"), "{main}");
         assert!(access.ends_with("[req-7] sandglass::access: GET /v1/sandboxes status=200\n"), "{access}");
-    }
-
-    #[test]
-    fn a_request_id_that_is_recorded_later_counts() {
-        let dir = tempfile::tempdir().unwrap();
-        let config = files(dir.path(), LogFormat::Human, LogLevel::Info);
-        let (main, _) = logged(&config, None, || {
-            let span = tracing::info_span!(
-                target: "sandglass::http",
-                "request",
-                request_id = tracing::field::Empty
-            );
-            span.record("request_id", "late");
-            span.in_scope(|| tracing::info!(target: "sandglass::engine", "x"));
-        });
-        assert!(main.contains("[late]"), "{main}");
     }
 
     #[test]
@@ -417,14 +365,16 @@ mod tests {
     fn everything_in_a_request_carries_its_id_and_one_access_record_ends_it() {
         use axum::{Router, body::Body, middleware::from_fn_with_state, routing::any};
         use tower::ServiceExt as _;
-        use tracing::Instrument as _;
 
-        use crate::{http::middleware::request_id::attach, telemetry::Telemetry};
+        use crate::{
+            http::middleware::request_id::attach,
+            telemetry::{Telemetry, belonging},
+        };
 
         async fn handler() {
             tracing::error!(target: "sandglass::inside", "here");
             let task = async { tracing::error!(target: "sandglass::inside", "there") };
-            tokio::spawn(task.in_current_span()).await.unwrap();
+            tokio::spawn(belonging(task)).await.unwrap();
         }
         let request = || {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

@@ -1,6 +1,8 @@
 //! What the server says about itself: logs, metrics, traces.
 
 mod counted_store;
+pub mod current;
+pub mod ids;
 pub mod logs;
 pub mod metrics;
 pub mod otlp;
@@ -8,8 +10,6 @@ mod rotation;
 pub mod traces;
 
 use std::{future::Future, sync::Arc};
-
-use tracing::Instrument as _;
 
 pub use counted_store::CountedStore;
 use metrics::Metrics;
@@ -24,5 +24,5 @@ pub struct Telemetry {
 
 /// The future for a task that is about to be spawned: what it logs and traces belongs to the current request.
 pub fn belonging<F: Future>(future: F) -> impl Future<Output = F::Output> {
-    traces::inherit(future).in_current_span()
+    current::inherit(traces::inherit(future))
 }

@@ -62,9 +62,8 @@ fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
 }
 
 fn random<const N: usize>() -> [u8; N] {
-    // Version 4 ids have six fixed bits, of which the first eight bytes hold only some; good enough to tell spans apart.
     let mut bytes = [0; N];
-    bytes.copy_from_slice(&uuid::Uuid::new_v4().as_bytes()[..N]);
+    bytes.copy_from_slice(&super::ids::random()[..N]);
     bytes
 }
 

@@ -19,7 +19,7 @@ mod view;
 mod words;
 
 pub use enforcer::{Enforcer, mark};
-pub use probe::probe;
+pub use probe::{in_middle, probe};
 pub use view::authority;
 pub use words::Told;
 

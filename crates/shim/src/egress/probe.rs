@@ -17,19 +17,27 @@ const USER: u32 = 65_534;
 
 /// What is there, or what is missing.
 pub fn probe() -> Result<String, String> {
-    let middle = Middle::make(USER).map_err(|error| format!("no namespace for the enforcer: {error}"))?;
-    // A thread of its own, because it stays in the namespace that it enters.
-    let tried = std::thread::scope(|scope| scope.spawn(|| inside(&middle)).join());
-    match tried {
-        Ok(Ok(missing)) if missing.is_empty() => Ok("available".into()),
-        Ok(Ok(missing)) => Err(format!("the kernel lacks {}", missing.join(", "))),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the probe ended early".into()),
+    match in_middle(missing) {
+        Ok(missing) if missing.is_empty() => Ok("available".into()),
+        Ok(missing) => Err(format!("the kernel lacks {}", missing.join(", "))),
+        Err(error) => Err(error.to_string()),
     }
 }
 
-fn inside(middle: &Middle) -> io::Result<Vec<&'static str>> {
-    enter(middle.net.as_fd(), LinkNameSpaceType::Network)?;
+/// Does something in a namespace like those between box and host, which ends with it.
+pub fn in_middle<T: Send>(act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    let without = |error| io::Error::other(format!("no namespace for the enforcer: {error}"));
+    let middle = Middle::make(USER).map_err(without)?;
+    let inside = || {
+        enter(middle.net.as_fd(), LinkNameSpaceType::Network)?;
+        act()
+    };
+    // A thread of its own, because it stays in the namespace that it enters.
+    let done = std::thread::scope(|scope| scope.spawn(inside).join());
+    done.unwrap_or_else(|_| Err(io::Error::other("the probe ended early")))
+}
+
+fn missing() -> io::Result<Vec<&'static str>> {
     let mut socket = Socket::netfilter()?;
     let tcp = || Rule::new().ipv4().protocol(libc::IPPROTO_TCP as u8);
     let ways = [

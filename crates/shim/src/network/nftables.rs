@@ -5,13 +5,43 @@
 use std::io;
 use std::net::Ipv4Addr;
 
-use sandglass_netlink::nft::batch::{Base, Batch, ChainKind, Hook, Otherwise};
+use sandglass_netlink::nft::batch::{Base, Batch, ChainKind, Holding, Hook, Key, Otherwise, Set};
 use sandglass_netlink::nft::list;
+use sandglass_netlink::nft::meter::Meter;
 use sandglass_netlink::nft::rule::{Field, Rule, Verdict, state};
 use sandglass_netlink::socket::Socket;
 
+/// Boxes that are counted at a time; more are not limited.
+const COUNTED: u32 = 65_535;
+
+/// What the kernel offers beyond what no box could do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limits {
+    /// New and open connections of each box are limited.
+    Kept,
+    /// The kernel cannot count connections.
+    Missing,
+}
+
 /// Puts the table for boxes whose host interfaces start with `prefix` in place.
-pub fn install(prefix: &str, subnet: (Ipv4Addr, u8)) -> io::Result<()> {
+pub fn install(prefix: &str, subnet: (Ipv4Addr, u8)) -> io::Result<Limits> {
+    let mut socket = Socket::netfilter()?;
+    let with_limits = table(prefix, subnet, Limits::Kept).commit(&mut socket);
+    if with_limits.is_ok() {
+        return Ok(Limits::Kept);
+    }
+    table(prefix, subnet, Limits::Missing).commit(&mut socket)?;
+    Ok(Limits::Missing)
+}
+
+/// Whether the kernel can keep one box from filling the table of connections. To be called in a namespace of nobody's.
+pub fn probe_limits() -> io::Result<()> {
+    let mut batch = table("probe", (Ipv4Addr::new(192, 0, 2, 0), 24), Limits::Kept);
+    batch.delete_table("probe");
+    batch.commit(&mut Socket::netfilter()?)
+}
+
+fn table(prefix: &str, subnet: (Ipv4Addr, u8), limits: Limits) -> Batch {
     let table = prefix;
     let link_local = (Ipv4Addr::new(169, 254, 0, 0), 16);
     // Comparing fewer bytes than an interface name has is how `name*` is written.
@@ -45,7 +75,29 @@ pub fn install(prefix: &str, subnet: (Ipv4Addr, u8)) -> io::Result<()> {
     for (chain, rule) in &rules {
         batch.add_rule(table, chain, rule);
     }
-    batch.commit(&mut Socket::netfilter()?)
+    if limits == Limits::Kept {
+        limit(&mut batch, table, from());
+    }
+    batch
+}
+
+/// Loses what is too much of one box, which TCP tries again. By the link, which a box cannot choose as it can an address, and of
+/// which the next box with the same address has another.
+fn limit(batch: &mut Batch, table: &str, from_box: Rule) {
+    // Of this kind, because such a chain sees the first packet of each connection and no other.
+    let chain = "prerouting";
+    let first =
+        Base { kind: ChainKind::Nat, hook: Hook::Prerouting, priority: -110, otherwise: Otherwise::Accept };
+    batch.add_base_chain(table, chain, first);
+    for meter in Meter::OF_ONE_SANDBOX {
+        let (name, holding) = match meter {
+            Meter::Rate { .. } => ("rates", Holding::Rates),
+            Meter::Connections(_) => ("connections", Holding::Connections),
+        };
+        batch.add_set(table, &Set { name, key: Key::Interface, holding, size: Some(COUNTED) });
+        let over = from_box.clone().over_for_each(Field::InputInterfaceIndex, name, meter);
+        batch.add_rule(table, chain, &over.counted().verdict(Verdict::Drop));
+    }
 }
 
 /// Removes the table; absent is fine.

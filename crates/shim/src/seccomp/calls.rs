@@ -226,7 +226,6 @@ pub const ALLOWED: &[i64] = &[
     libc::SYS_setrlimit,
     libc::SYS_set_robust_list,
     libc::SYS_setsid,
-    libc::SYS_setsockopt,
     libc::SYS_set_tid_address,
     libc::SYS_setuid,
     libc::SYS_setxattr,

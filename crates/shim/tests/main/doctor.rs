@@ -12,5 +12,7 @@ fn the_doctor_finds_this_machine_fit() {
         assert!(check.ok == check.remedy.is_empty());
     }
     assert!(checks.len() >= 15);
-    assert!(checks.iter().any(|check| check.name == "egress policies" && check.ok));
+    for name in ["egress policies", "connection limits"] {
+        assert!(checks.iter().any(|check| check.name == name && check.ok), "{name}");
+    }
 }

@@ -112,7 +112,7 @@ fn the_rules_are_replaced_whole_and_removed_whole() {
     let subnet = host_network::Subnet { address: Ipv4Addr::new(10, 212, 0, 0), prefix_len: 16 };
     let prefix = format!("sgz{:04x}", std::process::id() & 0xffff);
     for _ in 0..3 {
-        host_network::ensure(&prefix, subnet).unwrap();
+        assert_eq!(host_network::ensure(&prefix, subnet).unwrap(), host_network::Limits::Kept);
     }
     if let Ok(listed) = Command::new("nft").args(["list", "table", "inet", &prefix]).output() {
         let text = String::from_utf8_lossy(&listed.stdout).into_owned();
@@ -122,6 +122,11 @@ fn the_rules_are_replaced_whole_and_removed_whole() {
             format!("iifname \"{prefix}*\" ip daddr 169.254.0.0/16 drop"),
             format!("oifname \"{prefix}*\" ct state established,related accept"),
             format!("ip saddr 10.212.0.0/16 oifname != \"{prefix}*\" masquerade"),
+            // By the link, and once for each.
+            format!(
+                "iifname \"{prefix}*\" update @rates {{ iif timeout 1m limit rate over 800/second burst 4096 packets }}"
+            ),
+            format!("iifname \"{prefix}*\" add @connections {{ iif ct count over 16384 }}"),
         ];
         for line in expected {
             assert_eq!(text.matches(&line).count(), 1, "{line} in {text}");

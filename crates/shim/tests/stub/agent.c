@@ -176,6 +176,10 @@ static int probe(const char *name, const char *argument) {
     if (!strcmp(name, "raw-tcp")) return outcome(name, socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC, IPPROTO_TCP));
     if (!strcmp(name, "raw-any")) return outcome(name, socket(AF_INET, SOCK_RAW, IPPROTO_RAW));
     if (!strcmp(name, "raw-icmp")) return outcome(name, socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC, IPPROTO_ICMP));
+    if (!strcmp(name, "mptcp")) return outcome(name, socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 262));
+    if (!strcmp(name, "raw-header")) { int on = 1; return outcome(name, setsockopt(socket(AF_INET, SOCK_RAW, IPPROTO_ICMP), IPPROTO_IP, 3, &on, sizeof on)); }
+    if (!strcmp(name, "raw-header-6")) { int on = 1; return outcome(name, setsockopt(socket(AF_INET6, SOCK_RAW, IPPROTO_ICMPV6), IPPROTO_IPV6, 36, &on, sizeof on)); }
+    if (!strcmp(name, "any-source")) { int on = 1; return outcome(name, setsockopt(socket(AF_INET, SOCK_DGRAM, 0), IPPROTO_IP, 19, &on, sizeof on)); }
     if (!strcmp(name, "raw-netlink")) return outcome(name, socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, 0));
     if (!strcmp(name, "xdp")) return outcome(name, socket(44, SOCK_RAW, 0));
     if (!strcmp(name, "prlimit-init")) { struct rlimit few = {1, 1}; return outcome(name, prlimit(1, RLIMIT_NOFILE, &few, 0)); }

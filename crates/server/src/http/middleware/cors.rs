@@ -18,6 +18,14 @@ const METHODS: &str = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT";
 
 /// Answers preflights and marks every other response.
 pub async fn answer(request: Request, next: Next) -> Response {
+    around(request, |request| next.run(request)).await
+}
+
+/// The same around whatever answers.
+pub async fn around<F>(request: Request, handle: impl FnOnce(Request) -> F) -> Response
+where
+    F: Future<Output = Response>,
+{
     let origin = request.headers().get(ORIGIN).cloned();
     let preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
@@ -25,7 +33,7 @@ pub async fn answer(request: Request, next: Next) -> Response {
         let wanted = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
         return preflight_answer(origin, wanted);
     }
-    let mut response = next.run(request).await;
+    let mut response = handle(request).await;
     if let Some(origin) = origin {
         allow(response.headers_mut(), &origin);
         response

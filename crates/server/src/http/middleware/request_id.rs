@@ -1,7 +1,7 @@
 //! Around every request: its id (the caller's own or a fresh one), its span, its access record, its place in the metrics. Also the last resort
 //! for a panic.
 
-use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
+use std::{any::Any, future::Future, panic::AssertUnwindSafe, time::Duration};
 
 use axum::{
     extract::{MatchedPath, Request, State},
@@ -9,14 +9,14 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::FutureExt;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header::UPGRADE};
-use tracing::{Instrument, error, error_span, info};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header::UPGRADE};
+use tracing::{error, info};
 
 use super::auth::is_proxied;
 use crate::{
     http::error::ApiError,
     telemetry::{
-        Telemetry,
+        Telemetry, current, ids,
         logs::ACCESS_TARGET,
         metrics::{Proxied, RouteName, method_name, route_of},
         traces::{self, Span},
@@ -28,10 +28,6 @@ pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer ids are cut off by nobody else, so they are not taken over.
 const MAX_CHARS: usize = 256;
 
-/// The id of a request, in its extensions.
-#[derive(Clone, Debug)]
-pub struct RequestId(pub HeaderValue);
-
 fn of(request: &Request) -> HeaderValue {
     request
         .headers()
@@ -41,8 +37,9 @@ fn of(request: &Request) -> HeaderValue {
         .filter(|text| !text.is_empty() && text.len() <= MAX_CHARS)
         .and_then(|text| HeaderValue::from_str(text).ok())
         .unwrap_or_else(|| {
-            let fresh = uuid::Uuid::new_v4().as_simple().to_string();
-            HeaderValue::try_from(fresh).expect("hexadecimal digits are a header value")
+            let mut text = [0; uuid::fmt::Simple::LENGTH];
+            let fresh = ids::uuid().as_simple().encode_lower(&mut text);
+            HeaderValue::from_str(fresh).expect("hexadecimal digits are a header value")
         })
 }
 
@@ -51,22 +48,25 @@ struct Asked {
     started: tokio::time::Instant,
     method: Method,
     route: RouteName,
-    path: String,
+    uri: Uri,
     upgrade: bool,
     websocket: bool,
 }
 
 impl Asked {
-    fn of(request: &Request) -> Self {
-        let path = request.uri().path();
+    fn of(request: &Request, route: RouteName) -> Self {
         Self {
             started: tokio::time::Instant::now(),
             method: request.method().clone(),
-            route: route_of(request.extensions().get::<MatchedPath>()),
-            path: without_the_programs_part(path).to_owned(),
+            route,
+            uri: request.uri().clone(),
             upgrade: request.headers().contains_key(UPGRADE),
             websocket: is_websocket(request.headers()),
         }
+    }
+
+    fn path(&self) -> &str {
+        without_the_programs_part(self.uri.path())
     }
 
     fn count(&self, telemetry: &Telemetry, response: &Response, took: Duration) {
@@ -95,34 +95,44 @@ fn without_the_programs_part(path: &str) -> &str {
 }
 
 /// Attaches the id, and records the request when it is answered.
-pub async fn attach(State(telemetry): State<Telemetry>, mut request: Request, next: Next) -> Response {
-    let asked = Asked::of(&request);
+pub async fn attach(State(telemetry): State<Telemetry>, request: Request, next: Next) -> Response {
+    let route = route_of(request.extensions().get::<MatchedPath>());
+    around(&telemetry, route, request, |request| next.run(request)).await
+}
+
+/// The same around whatever answers on this route.
+pub async fn around<F>(
+    telemetry: &Telemetry,
+    route: RouteName,
+    request: Request,
+    handle: impl FnOnce(Request) -> F,
+) -> Response
+where
+    F: Future<Output = Response>,
+{
+    let asked = Asked::of(&request, route);
     let id = of(&request);
-    let text = id.to_str().unwrap_or_default();
-    request.extensions_mut().insert(RequestId(id.clone()));
-    // At the highest level, so that the id is there at whatever level is logged.
-    let span = error_span!("request", request_id = text);
     let trace = telemetry
         .tracer
         .request(request.headers(), || format!("{} {}", method_name(&asked.method), asked.route.as_str()));
-    let handling = traces::scoped(trace.as_ref(), next.run(request));
-    let handled = AssertUnwindSafe(handling).catch_unwind().instrument(span.clone()).await;
+    let handling = traces::scoped(trace.as_ref(), handle(request));
+    let handled = current::within(id.clone(), AssertUnwindSafe(handling).catch_unwind()).await;
     let mut response = handled.unwrap_or_else(|panic| {
-        span.in_scope(|| error!(panic = text_of(&*panic), "a handler panicked"));
+        current::within_sync(id.clone(), || error!(panic = text_of(&*panic), "a handler panicked"));
         ApiError::internal().into_response()
     });
     let took = asked.started.elapsed();
-    asked.count(&telemetry, &response, took);
+    asked.count(telemetry, &response, took);
     if let Some(trace) = trace {
-        finish(trace, &asked, text, response.status());
+        finish(trace, &asked, &id, response.status());
     }
     // The query is left out: it may carry what does not belong into logs.
     info!(
         target: ACCESS_TARGET,
-        parent: &span,
+        request_id = id.to_str().unwrap_or_default(),
         method = asked.method.as_str(),
         route = asked.route.as_str(),
-        path = asked.path,
+        path = asked.path(),
         status = response.status().as_u16(),
         duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
         "request"
@@ -131,11 +141,11 @@ pub async fn attach(State(telemetry): State<Telemetry>, mut request: Request, ne
     response
 }
 
-fn finish(mut trace: Span, asked: &Asked, id: &str, status: StatusCode) {
+fn finish(mut trace: Span, asked: &Asked, id: &HeaderValue, status: StatusCode) {
     trace.text("http.request.method", method_name(&asked.method));
     trace.text("http.route", asked.route.as_str());
-    trace.text("url.path", asked.path.clone());
-    trace.text("opensandbox.request_id", id.to_owned());
+    trace.text("url.path", asked.path().to_owned());
+    trace.text("opensandbox.request_id", id.to_str().unwrap_or_default().to_owned());
     trace.number("http.response.status_code", i64::from(status.as_u16()));
     if status.is_server_error() {
         trace.fail(status.as_str().to_owned());

@@ -21,7 +21,7 @@ use std::{
 
 pub use creates::{Creates, Sdk};
 pub use family::{Family, Label, Labels, Points};
-pub use requests::{Requests, RouteName, method_name, route_of};
+pub use requests::{Requests, RouteName, method_name, port_route_of, route_of};
 pub use sharded::{Counter, Distribution, Histogram};
 
 use crate::{engine::Engine, listener::Looked};

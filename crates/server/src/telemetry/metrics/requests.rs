@@ -80,6 +80,30 @@ pub fn route_of(matched: Option<&MatchedPath>) -> RouteName {
     named(matched.map(MatchedPath::as_str))
 }
 
+/// The route of a path to a port of a sandbox; `None` for every other path. It is as the router would match it.
+pub fn port_route_of(path: &str) -> Option<RouteName> {
+    static NAMES: OnceLock<[RouteName; 4]> = OnceLock::new();
+    let (v1, rest) = match path.strip_prefix("/v1/") {
+        Some(rest) => (true, rest),
+        None => (false, path.strip_prefix('/')?),
+    };
+    let (id, rest) = rest.strip_prefix("sandboxes/")?.split_once('/')?;
+    let port = rest.strip_prefix("proxy/")?;
+    if id.is_empty() || port.is_empty() || port.starts_with('/') {
+        return None;
+    }
+    let names = NAMES.get_or_init(|| {
+        let name = |template| named(Some(template));
+        [
+            name("/sandboxes/{id}/proxy/{port}"),
+            name("/sandboxes/{id}/proxy/{port}/"),
+            name("/v1/sandboxes/{id}/proxy/{port}"),
+            name("/v1/sandboxes/{id}/proxy/{port}/"),
+        ]
+    });
+    Some(names[2 * usize::from(v1) + usize::from(port.contains('/'))])
+}
+
 fn named(template: Option<&str>) -> RouteName {
     let table = routes();
     let place = template.and_then(|template| table.places.get(&shape(template)).copied()).unwrap_or(0);
@@ -201,6 +225,40 @@ mod tests {
         for template in &all {
             let name = template.replace("{*full_path}", "{full_path:path}");
             assert_eq!(named(Some(template)).as_str(), name);
+        }
+    }
+
+    #[test]
+    fn ports_are_told_apart_by_their_path() {
+        let bare = "/sandboxes/{sandbox_id}/proxy/{port}";
+        let rest = "/sandboxes/{sandbox_id}/proxy/{port}/{full_path:path}";
+        for (path, mount, name) in [
+            ("/sandboxes/a/proxy/80", "", bare),
+            ("/v1/sandboxes/a/proxy/80", "/v1", bare),
+            ("/sandboxes/a/proxy/80/", "", rest),
+            ("/v1/sandboxes/a/proxy/http/x", "/v1", rest),
+            ("/v1/sandboxes/a%2Fb/proxy/80//", "/v1", rest),
+            ("/sandboxes/v1/proxy/80/sandboxes/a/proxy/80", "", rest),
+        ] {
+            let found = port_route_of(path).map(RouteName::as_str);
+            assert_eq!(found, Some(&*format!("{mount}{name}")), "{path}");
+        }
+        for path in [
+            "",
+            "*",
+            "/",
+            "/sandboxes",
+            "/sandboxes//proxy/80",
+            "/sandboxes/a/proxy",
+            "/sandboxes/a/proxy/",
+            "/sandboxes/a/proxy//x",
+            "/sandboxes/a/b/proxy/80",
+            "/v1sandboxes/a/proxy/80",
+            "/v1//sandboxes/a/proxy/80",
+            "/v1/v1/sandboxes/a/proxy/80",
+            "/x/sandboxes/a/proxy/80",
+        ] {
+            assert_eq!(port_route_of(path), None, "{path}");
         }
     }
 
