@@ -164,6 +164,19 @@ proptest! {
         let _ = parse_duration(&text);
     }
 
+    /// Where the clock skips it, the very moment of the change is the time.
+    #[test]
+    fn a_time_at_the_beginning_of_a_gap_is_its_end(day in 1_u32..=14) {
+        let zone = jiff::tz::TimeZoneDatabase::bundled().get("America/St_Johns").unwrap();
+        let fields = Fields::parse(&format!("* 2 {day} 3 *")).unwrap();
+        let before = jiff::civil::date(2032, 3, day as i8).at(1, 59, 0, 0).to_zoned(zone.clone()).unwrap().timestamp();
+        let next = Schedule(Kind::Cron { fields, zone: zone.clone() })
+            .next_after(Timestamp::clamped(before.as_millisecond())).unwrap();
+        let next = jiff::Timestamp::from_millisecond(next.as_millis()).unwrap();
+        prop_assert_eq!(next.as_second() - before.as_second(), 60);
+        prop_assert_eq!(zone.to_datetime(next).hour(), if day == 14 { 3 } else { 2 });
+    }
+
     /// The next time matches, is later, and no minute in between matches.
     #[test]
     fn the_next_time_is_the_first_that_matches(
@@ -183,7 +196,8 @@ proptest! {
             fields.matches(civil.date()) && fields.minute_from(minute) == Some(minute)
         };
         // A time that is skipped happens an hour later, where nothing matches.
-        let skipped = zone.preceding(next).next().is_some_and(|t| next.as_second() - t.timestamp().as_second() < 3600);
+        let soon = next + jiff::SignedDuration::from_secs(1);
+        let skipped = zone.preceding(soon).next().is_some_and(|t| next.as_second() - t.timestamp().as_second() < 3600);
         prop_assert!(matches(next) || skipped);
         // Two days of minutes are enough to catch a step too far.
         let first = now.as_second() / 60 * 60 + 60;
