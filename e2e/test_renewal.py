@@ -66,9 +66,10 @@ def test_renewed_by_messages_over_tls():
             now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
             redis.call("LPUSH", "opensandbox:renew:intent", json.dumps({"sandbox_id": sandbox, "observed_at": now}))
             assert wait_for(lambda: left(http, sandbox) > timedelta(minutes=30), 20), warnings(stack)
-            page = http.get("/metrics").text
-            assert 'sandglass_renewals_total{source="redis",outcome="renewed"} 1' in page
-            assert "sandglass_renew_redis_consumers 8" in page
+            # Counted once it is done, which may be a moment after it shows.
+            counted = 'sandglass_renewals_total{source="redis",outcome="renewed"} 1'
+            assert wait_for(lambda: counted in http.get("/metrics").text)
+            assert "sandglass_renew_redis_consumers 8" in http.get("/metrics").text
         assert "p@ss" not in stack.log.read_text()
     finally:
         problems = stack.close()
