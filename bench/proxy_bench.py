@@ -166,7 +166,7 @@ def client_echoes(leg, count):
     async def run():
         headers = dict(line.split(": ", 1) for line in leg.headers)
         times = []
-        async with connect(f"ws://{leg.host}:{leg.port}{leg.prefix}/ws", additional_headers=headers, compression=None) as link:
+        async with connect(f"ws://{leg.host}:{leg.port}{leg.prefix}/ws", additional_headers=headers, compression=None, close_timeout=0.1) as link:
             for _ in range(count):
                 begun = now_ms()
                 await link.send(b"x" * 32)
