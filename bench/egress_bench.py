@@ -171,6 +171,7 @@ class Bench(Recorder):
                 begun.append((wall, wall + answered[-1] / 1000, "closed" if turn % 2 else "open"))
                 time.sleep(0.3)
             seen = [line.split() for line in self.inside(who, "sleep 0.5; cat /tmp/probed")]
+            seen = [line for line in seen if len(line) == 3]
             for wall, end, state in begun:
                 # The first attempt that went the new way, by when it had ended.
                 after = [float(ended) for what, _, ended in seen if what == state and wall <= float(ended) <= wall + 0.3 + (end - wall)]
