@@ -16,7 +16,7 @@
 //! Not here: waiting for processes (the reaper of the agent does, behind [`ports::Spawn`]), git ([`ports::Repositories`]), the
 //! channel to the server, and HTTP.
 
-
+pub mod boot;
 pub mod capture;
 pub mod clock;
 pub mod code_server;
@@ -29,7 +29,7 @@ pub mod report;
 pub mod service;
 pub mod tail;
 
-
+pub use boot::{Boot, Outcome};
 pub use clock::{Clock, Moment, SystemClock};
 pub use log::Logs;
 pub use plan::BootPlan;

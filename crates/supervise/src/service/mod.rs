@@ -13,6 +13,7 @@ pub mod snapshot;
 pub mod state;
 
 pub use definition::ServiceDefinition;
+pub(crate) use set::share;
 pub use set::{Health, ServiceError, Services};
 pub use snapshot::ServiceSnapshot;
 pub use state::State;
