@@ -72,7 +72,8 @@ impl CodeServer {
         }
         let of_path = path.unwrap_or_default().split(':').filter(|folder| folder.starts_with('/'));
         let home = home.filter(|home| home.starts_with('/')).map(Path::new);
-        let of_home = home.into_iter().flat_map(|home| HOME_FOLDERS.iter().map(move |folder| home.join(folder)));
+        let of_home =
+            home.into_iter().flat_map(|home| HOME_FOLDERS.iter().map(move |folder| home.join(folder)));
         let folders = of_path.chain(FOLDERS).map(PathBuf::from).chain(of_home);
         folders.map(|folder| folder.join(PROGRAM)).find(|program| is_program(program)).ok_or_else(|| {
             NotInstalled { looked: vec!["on the PATH".into(), "in the folders of its installers".into()] }

@@ -60,8 +60,11 @@ pub struct KnownSecrets {
 impl KnownSecrets {
     /// Values below [`MIN_SECRET`] bytes are left out.
     pub fn new(secrets: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> Self {
-        let mut secrets: Vec<Vec<u8>> =
-            secrets.into_iter().map(Into::into).filter(|secret: &Vec<u8>| secret.len() >= MIN_SECRET).collect();
+        let mut secrets: Vec<Vec<u8>> = secrets
+            .into_iter()
+            .map(Into::into)
+            .filter(|secret: &Vec<u8>| secret.len() >= MIN_SECRET)
+            .collect();
         secrets.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
         secrets.dedup();
         KnownSecrets { secrets: secrets.into() }

@@ -33,8 +33,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    pub const ALL: [Phase; 5] =
-        [Phase::Sync, Phase::Setup, Phase::Services, Phase::Start, Phase::Entrypoint];
+    pub const ALL: [Phase; 5] = [Phase::Sync, Phase::Setup, Phase::Services, Phase::Start, Phase::Entrypoint];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -121,7 +120,12 @@ pub struct BootLimits {
 
 impl Default for BootLimits {
     fn default() -> Self {
-        BootLimits { deadline_seconds: 2700, services_seconds: 120, entrypoint_seconds: 30, grace_seconds: 10 }
+        BootLimits {
+            deadline_seconds: 2700,
+            services_seconds: 120,
+            entrypoint_seconds: 30,
+            grace_seconds: 10,
+        }
     }
 }
 
@@ -259,7 +263,10 @@ impl BootPlan {
 
 fn hooks(at: &str, hooks: &[HookStep]) -> Result<(), PlanError> {
     if hooks.len() > MAX_HOOKS {
-        return Err(PlanError::new(at, format!("has {} hooks; at most {MAX_HOOKS} are allowed", hooks.len())));
+        return Err(PlanError::new(
+            at,
+            format!("has {} hooks; at most {MAX_HOOKS} are allowed", hooks.len()),
+        ));
     }
     let mut labels = BTreeSet::new();
     for (index, hook) in hooks.iter().enumerate() {
@@ -294,10 +301,7 @@ fn services(services: &[ServiceDefinition]) -> Result<(), PlanError> {
         let at = format!("services[{index}]");
         service.check(&at)?;
         if !names.insert(&service.name) {
-            return Err(PlanError::new(
-                format!("{at}.name"),
-                format!("\"{}\" is there twice", service.name),
-            ));
+            return Err(PlanError::new(format!("{at}.name"), format!("\"{}\" is there twice", service.name)));
         }
         if let Some(port) = service.port
             && let Some(other) = ports.insert(port, &service.name)
@@ -339,7 +343,10 @@ pub(crate) fn command(at: &str, argv: &[String], env: &BTreeMap<String, String>)
     let size = argv.iter().map(String::len).sum::<usize>()
         + env.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
     if size > MAX_COMMAND_BYTES {
-        return wrong("command", format!("and its environment have {size} bytes; {MAX_COMMAND_BYTES} are allowed"));
+        return wrong(
+            "command",
+            format!("and its environment have {size} bytes; {MAX_COMMAND_BYTES} are allowed"),
+        );
     }
     Ok(())
 }
@@ -385,7 +392,10 @@ mod tests {
     fn what_is_wrong_is_named() {
         let complaint = |value| plan(value).check().unwrap_err().to_string();
         let hook = |label: &str| json!({ "label": label, "command": ["true"] });
-        assert_eq!(complaint(json!({ "setup": [hook("a"), hook("a")] })), "setup[1].label \"a\" is there twice");
+        assert_eq!(
+            complaint(json!({ "setup": [hook("a"), hook("a")] })),
+            "setup[1].label \"a\" is there twice"
+        );
         assert_eq!(
             complaint(json!({ "start": [{ "label": "a", "command": [] }] })),
             "start[0].command must name a program"

@@ -1,9 +1,11 @@
 //! What supervision needs from the agent around it.
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -78,11 +80,10 @@ pub struct Program {
 }
 
 /// A started process: leader of its own group, which has its number.
-#[derive(Debug)]
 pub struct Running {
     pub group: i32,
-    /// Gets the exit of the leader once.
-    pub exit: oneshot::Receiver<Exit>,
+    /// Completes when the leader has been waited for. Dropping it must not keep anybody from waiting.
+    pub exit: Pin<Box<dyn Future<Output = Exit> + Send>>,
 }
 
 /// Why a program could not be started, in words for the person who named it.

@@ -2,10 +2,10 @@
 //!
 //! Invariant: after [`Child::stop`] nobody of the group is left, unless the kernel itself cannot end them.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-
-use tokio::sync::oneshot;
 
 use crate::capture::{Capture, Writers};
 use crate::clock::{Clock, Moment};
@@ -16,13 +16,11 @@ const AFTER_KILL: Duration = Duration::from_secs(2);
 /// Between looks whether a group without its leader is gone.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LONGEST_LOOK: Duration = Duration::from_millis(50);
-/// What a reaper that went away leaves to say.
-const UNKNOWN: Exit = Exit::Code(255);
 
 /// A started process.
 pub struct Child {
     group: i32,
-    exit: oneshot::Receiver<Exit>,
+    exit: Pin<Box<dyn Future<Output = Exit> + Send>>,
     ended: Option<Exit>,
     capture: Capture,
     spawn: Arc<dyn Spawn>,
@@ -32,9 +30,8 @@ pub struct Child {
 impl Child {
     /// Starts a program. With a source, its output is kept in that log.
     pub fn start(ports: &Ports, program: &Program, source: Option<&str>) -> Result<Child, SpawnError> {
-        let (capture, Writers { stdout, stderr }) = Capture::start(ports, source).map_err(|error| SpawnError {
-            message: format!("no pipe for the output: {error}"),
-            source: Some(error),
+        let (capture, Writers { stdout, stderr }) = Capture::start(ports, source).map_err(|error| {
+            SpawnError { message: format!("no pipe for the output: {error}"), source: Some(error) }
         })?;
         let Running { group, exit } = ports.spawn.spawn(program, stdout, stderr)?;
         let (spawn, clock) = (Arc::clone(&ports.spawn), Arc::clone(&ports.clock));
@@ -54,7 +51,7 @@ impl Child {
         if let Some(exit) = self.ended {
             return exit;
         }
-        let exit = (&mut self.exit).await.unwrap_or(UNKNOWN);
+        let exit = self.exit.as_mut().await;
         self.ended = Some(exit);
         exit
     }

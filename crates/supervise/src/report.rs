@@ -128,7 +128,13 @@ const MAX_MESSAGE: usize = 1024;
 
 impl Failure {
     /// `message` must be free of secrets; the tail is one that [`crate::tail`] made.
-    pub fn new(reason: Reason, step: Step, message: String, exit: Option<Exit>, output_tail: String) -> Failure {
+    pub fn new(
+        reason: Reason,
+        step: Step,
+        message: String,
+        exit: Option<Exit>,
+        output_tail: String,
+    ) -> Failure {
         let message = crate::tail::bounded(message.as_bytes());
         let mut end = message.len().min(MAX_MESSAGE);
         while !message.is_char_boundary(end) {
@@ -201,8 +207,13 @@ mod tests {
     #[test]
     fn the_form_of_a_report_is_kept() {
         let step = Step { phase: Phase::Setup, step: Some("web".into()) };
-        let failure =
-            Failure::new(Reason::BootFailed, step.clone(), "exit\u{7} status 3".into(), Some(Exit::Code(3)), "x".into());
+        let failure = Failure::new(
+            Reason::BootFailed,
+            step.clone(),
+            "exit\u{7} status 3".into(),
+            Some(Exit::Code(3)),
+            "x".into(),
+        );
         let report = Report { seq: 7, at: Timestamp::clamped(1), event: Event::BootFailed(failure) };
         let json = r#"{"seq":7,"at":1,"type":"boot.failed","data":{"reason":"boot_failed","phase":"setup","step":"web","exitCode":3,"message":"exit status 3","outputTail":"x"}}"#;
         assert_eq!(serde_json::to_string(&report).unwrap(), json);

@@ -83,7 +83,10 @@ mod tests {
         assert_eq!((deadline.due(), deadline.expired(at(15))), (at(19), None));
         assert_eq!(deadline.expired(at(19)), Some(Expired::Silent { limit: second(5) }));
         deadline.progress(at(29));
-        assert_eq!((deadline.due(), deadline.expired(at(30))), (at(30), Some(Expired::Cap { cap: second(20) })));
+        assert_eq!(
+            (deadline.due(), deadline.expired(at(30))),
+            (at(30), Some(Expired::Cap { cap: second(20) }))
+        );
         let short = Deadline::new(at(10), second(5), None, at(12));
         assert_eq!((short.due(), short.expired(at(12))), (at(12), Some(Expired::Boot)));
     }

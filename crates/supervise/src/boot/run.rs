@@ -30,15 +30,19 @@ pub struct Boot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The required services answer and the entrypoint runs. With warnings, the box works with something missing.
-    Ready { warnings: Vec<Failure> },
+    Ready {
+        warnings: Vec<Failure>,
+    },
     Failed(Failure),
     /// It was cancelled in that phase.
-    Cancelled { phase: Phase },
+    Cancelled {
+        phase: Phase,
+    },
 }
 
 /// Why the boot does not go on.
 enum Broken {
-    Failed(Failure),
+    Failed(Box<Failure>),
     Cancelled(Phase),
 }
 
@@ -80,6 +84,7 @@ impl Boot {
                 Outcome::Ready { warnings }
             }
             Err(Broken::Failed(failure)) => {
+                let failure = *failure;
                 report(Event::BootFailed(failure.clone()));
                 self.services.stop_all(limits.grace()).await;
                 Outcome::Failed(failure)
@@ -158,9 +163,8 @@ impl RunningBoot<'_> {
         let step = of(Phase::Entrypoint);
         let began = self.begin(&step)?;
         let program = entrypoint.program();
-        let starting = async {
-            self.boot.entrypoint.start(&program).await.map_err(|error| not_started(&error))
-        };
+        let starting =
+            async { self.boot.entrypoint.start(&program).await.map_err(|error| not_started(&error)) };
         let deadline = self.within(plan.limits.entrypoint_seconds);
         let signs = Signs::none(self.boot.ports.clock.now());
         let ended = self.stepper.work(&step, deadline, signs, starting).await;
@@ -209,7 +213,7 @@ impl RunningBoot<'_> {
             }
             OnFailure::Fail => {
                 self.report_finished(&step, began, StepOutcome::Failed);
-                Err(Broken::Failed(failure))
+                Err(Broken::Failed(Box::new(failure)))
             }
         }
     }

@@ -27,7 +27,10 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 pub(super) enum Ended {
     Done,
     Failed(Trouble),
-    TimedOut { expired: Expired, output_tail: String },
+    TimedOut {
+        expired: Expired,
+        output_tail: String,
+    },
     /// A required service was given up meanwhile.
     ServiceFailed(Failure),
     Cancelled,
@@ -86,7 +89,12 @@ impl Stepper<'_> {
     }
 
     /// Completes when the step must end, and reports its progress until then.
-    pub(super) async fn interrupted(&self, step: &Step, mut deadline: Deadline, mut signs: Signs<'_>) -> Interrupt {
+    pub(super) async fn interrupted(
+        &self,
+        step: &Step,
+        mut deadline: Deadline,
+        mut signs: Signs<'_>,
+    ) -> Interrupt {
         let clock = &self.ports.clock;
         let mut next_report = clock.now();
         let (mut unreported, mut over) = (false, false);
@@ -210,7 +218,8 @@ impl Stepper<'_> {
         let waiting = || {
             let names = services.snapshots().into_iter();
             let names = names.filter(|service| service.required && service.state.is_wanted());
-            let names: Vec<String> = names.map(|service| format!("{} {:?}", service.name, service.state)).collect();
+            let names: Vec<String> =
+                names.map(|service| format!("{} {:?}", service.name, service.state)).collect();
             Some(names.join(", "))
         };
         let signs = Signs { moved: services.changed(), message: Box::new(waiting) };

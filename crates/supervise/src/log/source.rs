@@ -67,7 +67,8 @@ impl SourceLog {
     }
 
     fn write(&mut self, stream: Stream, piece: &[u8], time: Timestamp, most: u64) -> io::Result<()> {
-        let fits = |segment: &Segment| segment.size == 0 || segment.size + (HEADER + piece.len()) as u64 <= most;
+        let fits =
+            |segment: &Segment| segment.size == 0 || segment.size + (HEADER + piece.len()) as u64 <= most;
         if self.active.is_none() || !self.segments.back().is_some_and(fits) {
             let (segment, file) = Segment::create(&self.folder, self.end)?;
             self.segments.push_back(segment);

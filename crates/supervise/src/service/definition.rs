@@ -192,13 +192,20 @@ impl ServiceDefinition {
     pub(crate) fn check(&self, at: &str) -> Result<(), PlanError> {
         let wrong = |field: &str, reason: String| Err(PlanError::new(format!("{at}.{field}"), reason));
         if !is_name(&self.name) {
-            return wrong("name", format!("must be of 1 to {MAX_NAME} lower-case letters, digits and inner hyphens"));
+            return wrong(
+                "name",
+                format!("must be of 1 to {MAX_NAME} lower-case letters, digits and inner hyphens"),
+            );
         }
         match &self.run {
             Run::Command(argv) => command(at, argv, &self.env)?,
-            Run::Builtin(name) if name.is_empty() => return wrong("builtin", "must name a part of the agent".into()),
+            Run::Builtin(name) if name.is_empty() => {
+                return wrong("builtin", "must name a part of the agent".into());
+            }
             Run::Builtin(_) => {}
-            Run::CodeServer(_) if self.port.is_none() => return wrong("port", "is needed by the editor".into()),
+            Run::CodeServer(_) if self.port.is_none() => {
+                return wrong("port", "is needed by the editor".into());
+            }
             Run::CodeServer(editor) => editor.check(&format!("{at}.codeServer"))?,
         }
         if self.port == Some(0) {
@@ -291,7 +298,8 @@ mod tests {
         for name in ["", "-a", "a-", "A", "a.b", &"a".repeat(64)] {
             assert!(complaint(json!({ "name": name, "command": ["x"] })).starts_with("s.name must"));
         }
-        let probed = |probe: serde_json::Value| complaint(json!({ "name": "a", "command": ["x"], "probe": probe }));
+        let probed =
+            |probe: serde_json::Value| complaint(json!({ "name": "a", "command": ["x"], "probe": probe }));
         assert!(probed(json!({ "type": "tcp" })).starts_with("s.probe.port must be given"));
         assert!(probed(json!({ "type": "http", "port": 1, "path": "a b" })).starts_with("s.probe.path must"));
         assert!(probed(json!({ "type": "exec", "command": [] })).starts_with("s.probe.command must"));

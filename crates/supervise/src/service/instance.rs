@@ -93,7 +93,8 @@ fn begin(ports: &Ports, definition: &ServiceDefinition) -> Result<Body, NotStart
         }
         Run::Command(argv) => argv.clone(),
         Run::CodeServer(editor) => {
-            let variable = |name: &str| definition.env.get(name).cloned().or_else(|| ports.spawn.variable(name));
+            let variable =
+                |name: &str| definition.env.get(name).cloned().or_else(|| ports.spawn.variable(name));
             let program = editor
                 .find(variable("PATH").as_deref(), variable("HOME").as_deref())
                 .map_err(|error| NotStarted { message: error.to_string(), outlook: Outlook::Hopeless })?;

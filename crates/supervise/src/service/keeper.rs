@@ -24,9 +24,15 @@ use crate::report::{Event, Failure, Reason, ServiceChange, Step};
 
 /// What is asked of a keeper.
 pub(super) enum Ask {
-    Request { input: Input, answer: oneshot::Sender<Result<(), Refused>> },
+    Request {
+        input: Input,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
     /// To be killed at that moment; answered when nothing of it is left.
-    Stop { kill_at: Moment, done: oneshot::Sender<()> },
+    Stop {
+        kill_at: Moment,
+        done: oneshot::Sender<()>,
+    },
 }
 
 /// What all services of a box share.
@@ -195,9 +201,7 @@ impl Keeper {
                 self.instance = Some(instance);
                 None
             }
-            Err(failed) => {
-                Some(Input::NotLaunched { message: failed.message, outlook: failed.outlook })
-            }
+            Err(failed) => Some(Input::NotLaunched { message: failed.message, outlook: failed.outlook }),
         }
     }
 

@@ -18,14 +18,24 @@ pub enum Input {
     Stop,
     Disable,
     /// The start that was asked for came to nothing.
-    NotLaunched { message: String, outlook: Outlook },
+    NotLaunched {
+        message: String,
+        outlook: Outlook,
+    },
     /// It does not answer yet, and this is why.
-    NotYet { message: String },
+    NotYet {
+        message: String,
+    },
     Answered,
     /// It was ready and does not answer any more.
-    Unanswered { message: String },
+    Unanswered {
+        message: String,
+    },
     /// Everything of it has ended, by itself or because it was asked to.
-    Gone { exit: Exit, message: Option<String> },
+    Gone {
+        exit: Exit,
+        message: Option<String>,
+    },
     /// Time has passed.
     Tick,
 }
@@ -241,7 +251,11 @@ impl Machine {
 
     fn unanswered(&mut self, message: String, now: Moment, draw: u64) -> Option<Action> {
         let running = matches!(self.activity, Activity::Running { .. });
-        if running && self.state == State::Ready { self.lost(message, Outlook::MayPass, now, draw) } else { None }
+        if running && self.state == State::Ready {
+            self.lost(message, Outlook::MayPass, now, draw)
+        } else {
+            None
+        }
     }
 
     fn gone(&mut self, exit: Exit, message: Option<String>, now: Moment, draw: u64) -> Option<Action> {

@@ -55,7 +55,9 @@ impl ServiceError {
 pub enum Health {
     Healthy,
     /// These were given up; the box works without them.
-    Degraded { services: Vec<String> },
+    Degraded {
+        services: Vec<String>,
+    },
     /// Without this one it does not.
     Failed(Box<Failure>),
 }
@@ -249,7 +251,7 @@ impl Services {
             };
             entries.list.iter().filter(|entry| entry.keeper.is_some()).map(place).collect()
         };
-        order.sort_by(|a, b| b.0.cmp(&a.0));
+        order.sort_by_key(|(started, ..)| std::cmp::Reverse(*started));
         for (_, own, asks) in order {
             let now = clock.now();
             let kill_at = now + share(deadline.since(now), self.busy(), own);

@@ -107,7 +107,11 @@ mod tests {
         for state in State::ALL {
             for event in [Event::Start, Event::Stop, Event::Disable, Event::Restart] {
                 let refused = state.on(event).is_none();
-                assert_eq!(refused, state == State::Disabled && event == Event::Restart, "{state:?} {event:?}");
+                assert_eq!(
+                    refused,
+                    state == State::Disabled && event == Event::Restart,
+                    "{state:?} {event:?}"
+                );
             }
         }
     }
@@ -129,7 +133,9 @@ mod tests {
             let next = State::Failed.on(event).filter(|next| *next != State::Failed);
             let asked = matches!(event, Event::Start | Event::Restart | Event::Disable);
             assert_eq!(next.is_some(), asked, "{event:?}");
-            assert!(State::Disabled.on(event).is_none_or(|next| next == State::Disabled || event == Event::Start));
+            assert!(
+                State::Disabled.on(event).is_none_or(|next| next == State::Disabled || event == Event::Start)
+            );
         }
     }
 }
