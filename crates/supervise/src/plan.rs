@@ -16,7 +16,8 @@ pub const SOURCE_VARIABLE: &str = "SANDGLASS_BOOT_SOURCE";
 
 const MAX_HOOKS: usize = 20;
 const MAX_SERVICES: usize = 32;
-const MAX_LABEL: usize = 100;
+/// Escaped, it is the name of a folder.
+const MAX_LABEL: usize = 64;
 const MAX_SECONDS: u64 = 24 * 3600;
 const MAX_GRACE_SECONDS: u64 = 300;
 const MAX_COMMAND_BYTES: usize = 128 << 10;

@@ -56,6 +56,11 @@ impl Child {
         exit
     }
 
+    /// Whether the leader has been waited for.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
     /// Whether anybody of the group is left.
     pub fn is_alive(&self) -> bool {
         self.spawn.signal(self.group, Signal::Probe)

@@ -8,7 +8,7 @@ use sandglass_sandbox::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Clock;
-use crate::plan::Phase;
+use crate::plan::{Phase, StepLimits};
 use crate::ports::Exit;
 use crate::service::definition::Kind;
 use crate::service::state::State;
@@ -34,7 +34,13 @@ pub struct Report {
 #[serde(tag = "type", content = "data")]
 pub enum Event {
     #[serde(rename = "boot.phase_started")]
-    PhaseStarted(Step),
+    PhaseStarted {
+        #[serde(flatten)]
+        step: Step,
+        /// By which somebody who watches can tell when to expect something.
+        #[serde(flatten)]
+        limits: StepLimits,
+    },
     #[serde(rename = "boot.phase_progress")]
     PhaseProgress {
         #[serde(flatten)]
@@ -218,6 +224,12 @@ mod tests {
         let json = r#"{"seq":7,"at":1,"type":"boot.failed","data":{"reason":"boot_failed","phase":"setup","step":"web","exitCode":3,"message":"exit status 3","outputTail":"x"}}"#;
         assert_eq!(serde_json::to_string(&report).unwrap(), json);
         assert_eq!(serde_json::from_str::<Report>(json).unwrap(), report);
+        let limits = StepLimits { timeout_seconds: 300, cap_seconds: None };
+        let started = Event::PhaseStarted { step: step.clone(), limits };
+        assert_eq!(
+            serde_json::to_string(&started).unwrap(),
+            r#"{"type":"boot.phase_started","data":{"phase":"setup","step":"web","timeoutSeconds":300}}"#
+        );
         let finished = Event::PhaseFinished { step, outcome: StepOutcome::Done, duration_ms: 5 };
         assert_eq!(
             serde_json::to_string(&finished).unwrap(),

@@ -117,7 +117,7 @@ impl RunningBoot<'_> {
     async fn sync(&mut self) -> Result<(), Broken> {
         let Some(sync) = &self.boot.plan.sync else { return Ok(()) };
         let step = of(Phase::Sync);
-        let began = self.begin(&step)?;
+        let began = self.begin(&step, sync.limits)?;
         let deadline = self.stepper.deadline(sync.limits);
         let ended = self.stepper.sync(&step, &*self.boot.repositories, &sync.request, deadline).await;
         self.finish(step, began, ended, sync.policy(self.boot.plan.source))
@@ -127,7 +127,8 @@ impl RunningBoot<'_> {
         let source = self.boot.plan.source;
         for hook in hooks {
             let step = Step { phase, step: Some(hook.label.clone()) };
-            let began = self.begin(&step)?;
+            let limits = hook.limits(phase);
+            let began = self.begin(&step, limits)?;
             if phase == Phase::Setup && source != Source::Fresh {
                 // The image or the snapshot has what it made.
                 self.report_finished(&step, began, StepOutcome::Skipped);
@@ -135,7 +136,7 @@ impl RunningBoot<'_> {
             }
             let mut program = hook.command.program();
             program.env.entry(SOURCE_VARIABLE.into()).or_insert_with(|| source.name().into());
-            let deadline = self.stepper.deadline(hook.limits(phase));
+            let deadline = self.stepper.deadline(limits);
             let ended = self.stepper.program(&step, &program, deadline).await;
             self.finish(step, began, ended, hook.on_failure)?;
         }
@@ -148,10 +149,11 @@ impl RunningBoot<'_> {
             return Ok(());
         }
         let step = of(Phase::Services);
-        let began = self.begin(&step)?;
+        let limits = within(plan.limits.services_seconds);
+        let began = self.begin(&step, limits)?;
         let added = plan.services.iter().try_for_each(|service| self.boot.services.add(service.clone()));
         let ended = match added {
-            Ok(()) => self.stepper.services(&step, self.within(plan.limits.services_seconds)).await,
+            Ok(()) => self.stepper.services(&step, self.stepper.deadline(limits)).await,
             Err(error) => Ended::Failed(Trouble { message: error.to_string(), ..Trouble::default() }),
         };
         self.finish(step, began, ended, OnFailure::Fail)
@@ -161,26 +163,23 @@ impl RunningBoot<'_> {
         let plan = &self.boot.plan;
         let Some(entrypoint) = &plan.entrypoint else { return Ok(()) };
         let step = of(Phase::Entrypoint);
-        let began = self.begin(&step)?;
+        let limits = within(plan.limits.entrypoint_seconds);
+        let began = self.begin(&step, limits)?;
         let program = entrypoint.program();
         let starting =
             async { self.boot.entrypoint.start(&program).await.map_err(|error| not_started(&error)) };
-        let deadline = self.within(plan.limits.entrypoint_seconds);
+        let deadline = self.stepper.deadline(limits);
         let signs = Signs::none(self.boot.ports.clock.now());
         let ended = self.stepper.work(&step, deadline, signs, starting).await;
         self.finish(step, began, ended, OnFailure::Fail)
     }
 
-    fn within(&self, seconds: u64) -> super::deadline::Deadline {
-        self.stepper.deadline(StepLimits { timeout_seconds: seconds, cap_seconds: None })
-    }
-
     /// A step begins, unless the boot is over.
-    fn begin(&self, step: &Step) -> Result<Moment, Broken> {
+    fn begin(&self, step: &Step, limits: StepLimits) -> Result<Moment, Broken> {
         if self.stepper.cancel.is_cancelled() {
             return Err(Broken::Cancelled(step.phase));
         }
-        self.boot.ports.reporter.report(Event::PhaseStarted(step.clone()));
+        self.boot.ports.reporter.report(Event::PhaseStarted { step: step.clone(), limits });
         Ok(self.boot.ports.clock.now())
     }
 
@@ -234,4 +233,8 @@ fn failed(step: &Step, trouble: Trouble) -> Failure {
 
 fn of(phase: Phase) -> Step {
     Step { phase, step: None }
+}
+
+fn within(seconds: u64) -> StepLimits {
+    StepLimits { timeout_seconds: seconds, cap_seconds: None }
 }

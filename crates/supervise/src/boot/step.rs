@@ -19,6 +19,8 @@ use crate::report::{Event, Failure, Step};
 use crate::service::Services;
 use crate::tail;
 
+/// What a failed hook left running must not hold up the news of its failure.
+const LEFTOVERS: Duration = Duration::from_secs(1);
 /// Between two reports of progress.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
@@ -160,7 +162,7 @@ impl Stepper<'_> {
                 }
                 let output_tail = tail.text();
                 if child.is_alive() {
-                    child.stop(self.grace_after(&Interrupt::Cancelled)).await;
+                    child.stop(LEFTOVERS.min(self.grace)).await;
                 }
                 let message = exit.to_string();
                 return Ended::Failed(Trouble { cause: None, message, exit: Some(exit), output_tail });

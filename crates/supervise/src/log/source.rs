@@ -37,7 +37,11 @@ impl SourceLog {
                 let _ = fs::remove_file(path);
                 continue;
             }
-            let segment = Segment::recover(path, start)?;
+            // One that cannot be read is a gap, and its offsets are not given out again.
+            let Ok(segment) = Segment::recover(path, start) else {
+                log.end = start;
+                continue;
+            };
             log.end = segment.end;
             log.size += segment.size;
             log.segments.push_back(segment);

@@ -100,8 +100,12 @@ impl Logs {
         for entry in fs::read_dir(root).map_err(wrong)?.flatten() {
             let name = entry.file_name();
             let Some(source) = name.to_str().and_then(source_in) else { continue };
-            if sources.len() < MAX_SOURCES && entry.path().is_dir() {
-                sources.insert(source, SourceLog::open(entry.path()).map_err(wrong)?);
+            // One that cannot be opened costs nobody else's.
+            if sources.len() < MAX_SOURCES
+                && entry.path().is_dir()
+                && let Ok(log) = SourceLog::open(entry.path())
+            {
+                sources.insert(source, log);
             }
         }
         let mut store = Store { root: root.to_owned(), limits: limits.fitted(), sources };

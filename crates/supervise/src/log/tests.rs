@@ -125,6 +125,9 @@ fn output_that_cannot_be_kept_is_a_gap() {
     std::fs::create_dir(&obstacle).unwrap();
     writer.append(Stream::Stdout, &[b'b'; 100], at(0));
     writer.append(Stream::Stdout, b"c", at(0));
+    // Nor is it one after a restart.
+    let again = Logs::open(folder.path(), small()).unwrap();
+    assert_eq!(again.extent("web"), Some(Extent { oldest: 0, end: 1101 }));
     std::fs::remove_dir(&obstacle).unwrap();
     let batch = logs.read("web", 1000, 100).unwrap();
     assert_eq!((batch.frames[0].offset, batch.frames[0].data.as_slice()), (1100, b"c".as_slice()));
@@ -139,6 +142,7 @@ fn nowhere_keeps_nothing_and_fails_at_nothing() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn what_is_read_is_what_was_written(
         pieces in proptest::collection::vec((any::<bool>(), 1usize..700), 1..40),

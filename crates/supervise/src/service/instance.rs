@@ -123,29 +123,29 @@ impl Going {
 
     async fn process(&mut self, mut child: Child) -> Exit {
         let clock = Arc::clone(&self.ports.clock);
-        let exit = tokio::select! {
-            exit = child.exited() => {
-                if child.is_alive() {
-                    child.stop(LEFTOVERS).await;
-                }
-                exit
-            }
-            kill_at = asked(&mut self.end, &self.definition, &clock) => {
-                let mut kill_at = kill_at;
-                loop {
-                    tokio::select! {
-                        exit = child.stop(kill_at.since(clock.now())) => break exit,
-                        Ok(()) = self.end.changed() => {
-                            let sooner = *self.end.borrow_and_update();
-                            kill_at = sooner.unwrap_or(kill_at).min(kill_at);
-                        }
-                    }
-                }
-            }
-            () = watch_over(&self.ports, &self.definition, &self.tell) => Exit::Code(255),
+        let kill_at = tokio::select! {
+            _ = child.exited() => clock.now() + LEFTOVERS,
+            kill_at = asked(&mut self.end, &self.definition, &clock) => kill_at,
+            () = watch_over(&self.ports, &self.definition, &self.tell) => clock.now(),
+        };
+        let exit = if child.has_ended() && !child.is_alive() {
+            child.exited().await
+        } else {
+            self.stop(&mut child, kill_at).await
         };
         child.capture().catch_up().await;
         exit
+    }
+
+    /// Ends the group, sooner when the moment becomes an earlier one.
+    async fn stop(&mut self, child: &mut Child, mut kill_at: Moment) -> Exit {
+        loop {
+            let grace = kill_at.since(self.ports.clock.now());
+            tokio::select! {
+                exit = child.stop(grace) => return exit,
+                () = sooner(&mut self.end, &mut kill_at) => {}
+            }
+        }
     }
 
     async fn builtin(&mut self, run: BuiltinRun) -> (Exit, Option<String>) {
@@ -156,19 +156,36 @@ impl Going {
             Ok(Err(message)) => (Exit::Code(1), Some(message)),
             Err(_) => (Exit::Code(255), Some("it ended without a word".into())),
         };
-        let kill_at = tokio::select! {
+        let mut kill_at = tokio::select! {
             result = &mut ended => return told(result),
             kill_at = asked(&mut self.end, &self.definition, &clock) => kill_at,
             () = watch_over(&self.ports, &self.definition, &self.tell) => clock.now(),
         };
         stop.cancel();
-        tokio::select! {
-            result = ended => told(result),
-            () = clock.sleep_until(kill_at) => {
-                (Exit::Code(255), Some("it did not end in its time, and was let go".into()))
+        loop {
+            tokio::select! {
+                result = &mut ended => return told(result),
+                () = clock.sleep_until(kill_at) => {
+                    return (Exit::Code(255), Some("it did not end in its time, and was let go".into()));
+                }
+                () = sooner(&mut self.end, &mut kill_at) => {}
             }
         }
     }
+}
+
+/// Completes when the moment has become an earlier one.
+async fn sooner(end: &mut watch::Receiver<Option<Moment>>, kill_at: &mut Moment) {
+    while end.changed().await.is_ok() {
+        if let Some(asked) = *end.borrow_and_update()
+            && asked < *kill_at
+        {
+            *kill_at = asked;
+            return;
+        }
+    }
+    // Nobody asks any more.
+    pending().await
 }
 
 /// Waits until it shall end, and returns when it must have.

@@ -28,6 +28,8 @@ pub(super) enum Ask {
         input: Input,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
+    /// The box is ending: nothing is started any more, and what runs goes on for now.
+    Ending,
     /// To be killed at that moment; answered when nothing of it is left.
     Stop {
         kill_at: Moment,
@@ -67,6 +69,7 @@ pub(super) struct Keeper {
     changed_at: Timestamp,
     /// By when it must be gone, when the box is ending.
     kill_at: Option<Moment>,
+    ending: bool,
     stopping: Vec<oneshot::Sender<()>>,
 }
 
@@ -96,6 +99,7 @@ impl Keeper {
             started_at: None,
             changed_at,
             kill_at: None,
+            ending: false,
             stopping: Vec::new(),
         };
         (keeper, snapshots, standing)
@@ -141,6 +145,12 @@ impl Keeper {
             Ask::Request { input, answer } => {
                 let _ = answer.send(self.step(input));
             }
+            Ask::Ending => {
+                self.ending = true;
+                if self.instance.is_none() {
+                    let _ = self.step(Input::Stop);
+                }
+            }
             Ask::Stop { kill_at, done } => {
                 self.kill_at = Some(kill_at);
                 // It has a place in every state.
@@ -160,6 +170,10 @@ impl Keeper {
             Happened::Unanswered(message) => Input::Unanswered { message },
             Happened::Gone { exit, message } => {
                 self.instance = None;
+                if self.ending {
+                    // It counts as stopped, and is not started again.
+                    let _ = self.step(Input::Stop);
+                }
                 Input::Gone { exit, message }
             }
         };

@@ -251,6 +251,10 @@ impl Services {
             };
             entries.list.iter().filter(|entry| entry.keeper.is_some()).map(place).collect()
         };
+        for (_, _, asks) in &order {
+            // Nothing comes up beside what is going down.
+            let _ = asks.send(Ask::Ending).await;
+        }
         order.sort_by_key(|(started, ..)| std::cmp::Reverse(*started));
         for (_, own, asks) in order {
             let now = clock.now();

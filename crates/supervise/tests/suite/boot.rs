@@ -264,7 +264,7 @@ async fn other_silent_phases_are_named_as_well() {
     assert_eq!(failure.message, "entrypoint: no progress for 30 s");
 
     let run = Run::new();
-    run.world.prober.answer.send_replace(Err("refused".into()));
+    run.world.prober.answer.send_modify(|answer| *answer = Err("refused".into()));
     let services =
         json!([{ "name": "app", "command": ["app"], "required": true, "port": 1, "readySeconds": 600 }]);
     let failure = run.failure(with(full(), "services", services)).await;

@@ -249,7 +249,7 @@ impl Heard {
     /// Each event in a few words.
     pub fn lines(&self) -> Vec<String> {
         let line = |report: Report| match report.event {
-            Event::PhaseStarted(step) => format!("{step} started"),
+            Event::PhaseStarted { step, .. } => format!("{step} started"),
             Event::PhaseProgress { step, message } => format!("{step}: {message}"),
             Event::PhaseFinished { step, outcome, .. } => format!("{step} {outcome:?}"),
             Event::BootWarning(failure) => format!("warning: {failure}"),

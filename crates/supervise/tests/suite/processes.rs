@@ -146,20 +146,20 @@ async fn who_ignores_the_request_is_killed_with_its_children() {
 
 #[tokio::test]
 async fn a_silent_hook_is_ended_and_quoted_and_a_talking_one_is_not() {
-    let hook = |script: &str| {
+    let hook = |script: &str, seconds: u64| {
         let command = json!(["sh", "-c", script]);
-        json!({ "setup": [{ "label": "web", "command": command, "limits": { "timeoutSeconds": 2 } }], "limits": { "graceSeconds": 1 } })
+        json!({ "setup": [{ "label": "web", "command": command, "limits": { "timeoutSeconds": seconds } }], "limits": { "graceSeconds": 1 } })
     };
     let sandbox = Sandbox::new();
-    let silent = hook("printf 'token hunt'; printf 'er22\\n' >&1; sleep 1000 & sleep 1000");
+    let silent = hook("printf 'token hunt'; printf 'er22\\n' >&1; sleep 1000 & sleep 1000", 3);
     let Outcome::Failed(failure) = sandbox.boot(silent, CancellationToken::new()).await else { panic!() };
     assert_eq!((failure.reason, failure.step.phase), (Reason::BootTimeout, Phase::Setup));
-    assert_eq!(failure.message, "setup of web: no progress for 2 s");
+    assert_eq!(failure.message, "setup of web: no progress for 3 s");
     assert_eq!(failure.output_tail, "token ***");
     assert!(!sandbox.spawn.anybody_left());
 
     let sandbox = Sandbox::new();
-    let talking = hook("for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do echo $i; sleep 0.2; done");
+    let talking = hook("for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do echo $i; sleep 0.2; done", 2);
     assert_eq!(sandbox.boot(talking, CancellationToken::new()).await, Outcome::Ready { warnings: vec![] });
 }
 

@@ -6,7 +6,7 @@ use sandglass_supervise::ports::{BuiltinRun, Builtins, Exit, SpawnError};
 use sandglass_supervise::service::definition::{Check, Probe, RestartPolicy, Run};
 use sandglass_supervise::service::restart::Backoff;
 use sandglass_supervise::service::{Health, ServiceDefinition, ServiceError, Services, State};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::fake::{Act, World};
 
@@ -25,6 +25,13 @@ fn state(services: &Services, name: &str) -> State {
 async fn reaches(services: &Services, name: &str, wanted: State) {
     let mut changed = services.changed();
     while state(services, name) != wanted {
+        changed.changed().await.unwrap();
+    }
+}
+
+async fn restarted(services: &Services, name: &str, count: u64) {
+    let mut changed = services.changed();
+    while services.snapshot(name).unwrap().restart_count < count {
         changed.changed().await.unwrap();
     }
 }
@@ -106,14 +113,14 @@ async fn a_required_service_that_is_given_up_is_a_failure_with_its_output() {
 async fn readiness_is_an_answer_and_not_a_start() {
     let world = World::new();
     world.spawn.act("web", Act::forever());
-    world.prober.answer.send_replace(Err("port 80: connection refused".into()));
+    world.prober.answer.send_modify(|answer| *answer = Err("port 80: connection refused".into()));
     let services = started(&world, [ServiceDefinition { port: Some(80), ..service("web") }]).await;
     sleep(Duration::from_secs(59)).await;
     assert_eq!(state(&services, "web"), State::Starting);
     reaches(&services, "web", State::Restarting).await;
     let snapshot = services.snapshot("web").unwrap();
     assert_eq!(snapshot.last_error.as_deref(), Some("not ready within 60 s: port 80: connection refused"));
-    world.prober.answer.send_replace(Ok(()));
+    world.prober.answer.send_modify(|answer| *answer = Ok(()));
     reaches(&services, "web", State::Ready).await;
 }
 
@@ -126,9 +133,9 @@ async fn what_no_longer_answers_is_started_anew() {
     let definition = ServiceDefinition { probe: Some(probe), grace_seconds: 4, ..service("web") };
     let services = started(&world, [definition]).await;
     reaches(&services, "web", State::Ready).await;
-    world.prober.answer.send_replace(Err("status 500".into()));
+    world.prober.answer.send_modify(|answer| *answer = Err("status 500".into()));
     reaches(&services, "web", State::Restarting).await;
-    world.prober.answer.send_replace(Ok(()));
+    world.prober.answer.send_modify(|answer| *answer = Ok(()));
     reaches(&services, "web", State::Ready).await;
     let story = world.spawn.story();
     let told: Vec<(u64, &str)> = story.iter().map(|(at, what)| (at.round() as u64, what.as_str())).collect();
@@ -187,33 +194,59 @@ async fn all_stop_in_reverse_order_of_start_within_the_grace() {
     for name in ["a", "b", "c"] {
         world.spawn.act(name, Act::stubborn());
     }
-    world.spawn.act("d", Act::ends(1, 1));
-    let services = started(&world, ["a", "b", "c", "d"].map(service)).await;
+    let services = started(&world, ["a", "b", "c"].map(service)).await;
     reaches(&services, "c", State::Ready).await;
     // Started again, it is the last one.
     world.spawn.kill("a");
+    restarted(&services, "a", 1).await;
     reaches(&services, "a", State::Ready).await;
-    reaches(&services, "d", State::Restarting).await;
     let before = world.spawn.plot().len();
-    let began = tokio::time::Instant::now();
+    let began = Instant::now();
     services.stop_all(seconds(9.0)).await;
     assert!(began.elapsed() <= seconds(9.1), "{:?}", began.elapsed());
     let plot = world.spawn.plot().split_off(before);
-    let wanted = [
-        "a is asked to end",
-        "a is killed",
-        "c is asked to end",
-        "c is killed",
-        "b is asked to end",
-        "b is killed",
-    ];
-    assert_eq!(plot, wanted);
+    let asked_and_killed = |name: &str| [format!("{name} is asked to end"), format!("{name} is killed")];
+    assert_eq!(plot, ["a", "c", "b"].map(asked_and_killed).concat());
     assert_eq!(world.spawn.alive(), 0);
-    for name in ["a", "b", "c", "d"] {
+    for name in ["a", "b", "c"] {
         assert_eq!(state(&services, name), State::Stopped);
     }
     // Nothing comes back.
     sleep(Duration::from_secs(100)).await;
+    assert_eq!(world.spawn.alive(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_starts_while_the_box_is_ending() {
+    let world = World::new();
+    world.spawn.act("waits", Act::ends(1, 1));
+    world.spawn.act("crashes", Act::ends(4, 1));
+    world.spawn.act("slow", Act::stubborn());
+    let required = ServiceDefinition { required: true, restart: RestartPolicy::Never, ..service("crashes") };
+    let services = started(&world, [service("waits"), required, service("slow")]).await;
+    reaches(&services, "slow", State::Ready).await;
+    reaches(&services, "waits", State::Restarting).await;
+    let before = world.spawn.plot().len();
+    services.stop_all(seconds(30.0)).await;
+    // One of them ended by itself meanwhile.
+    assert_eq!(world.spawn.plot().split_off(before), ["slow is asked to end", "slow is killed"]);
+    for name in ["waits", "crashes", "slow"] {
+        assert_eq!(state(&services, name), State::Stopped);
+    }
+    assert_eq!(services.health(), Health::Healthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn leftovers_have_no_more_time_than_the_box() {
+    let world = World::new();
+    world.spawn.act("a", Act { refuses_term: true, leaves_child: true, ..Act::forever() });
+    let services = started(&world, [service("a")]).await;
+    reaches(&services, "a", State::Ready).await;
+    world.spawn.kill("a");
+    sleep(seconds(0.1)).await;
+    let began = Instant::now();
+    services.stop_all(seconds(0.5)).await;
+    assert!(began.elapsed() <= seconds(0.6), "{:?}", began.elapsed());
     assert_eq!(world.spawn.alive(), 0);
 }
 
@@ -224,7 +257,7 @@ async fn the_end_of_the_box_shortens_an_end_that_goes_on() {
     let services = started(&world, [ServiceDefinition { grace_seconds: 300, ..service("a") }]).await;
     reaches(&services, "a", State::Ready).await;
     services.restart("a").await.unwrap();
-    let began = tokio::time::Instant::now();
+    let began = Instant::now();
     services.stop_all(seconds(2.0)).await;
     assert!(began.elapsed() <= seconds(2.1), "{:?}", began.elapsed());
     assert_eq!((world.spawn.alive(), state(&services, "a")), (0, State::Stopped));
