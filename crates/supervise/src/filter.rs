@@ -23,6 +23,11 @@ pub trait Filter: Send + Sync + 'static {
     }
 }
 
+/// A text of our own that may quote something.
+pub(crate) fn clean(filter: &dyn Filter, text: &str) -> String {
+    String::from_utf8_lossy(&filter.once(text.as_bytes())).into_owned()
+}
+
 /// The filter of one output.
 pub trait FilterStream: Send {
     /// Takes bytes and appends what may be seen; it may hold back the beginning of what could become a secret.

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::deadline::Expired;
 use super::step::{Ended, Signs, Stepper, Trouble, not_started};
 use crate::clock::Moment;
+use crate::filter::clean;
 use crate::plan::{BootPlan, HookStep, OnFailure, Phase, SOURCE_VARIABLE, Source, StepLimits};
 use crate::ports::{Entrypoint, Ports, Repositories};
 use crate::report::{Event, Failure, Reason, Step, StepOutcome};
@@ -47,7 +48,8 @@ enum Broken {
 }
 
 impl Boot {
-    /// Runs the plan. Cancelled, it ends within the grace of the plan, with everything it started.
+    /// Runs the plan. Cancelled, it ends within the grace of the plan, with everything it started but the entrypoint, which is the agent's.
+    /// Dropping it instead ends nothing.
     pub async fn run(self, cancel: CancellationToken) -> Outcome {
         let started = self.ports.clock.now();
         let limits = self.plan.limits;
@@ -145,7 +147,8 @@ impl RunningBoot<'_> {
 
     async fn services(&mut self) -> Result<(), Broken> {
         let plan = &self.boot.plan;
-        if plan.services.is_empty() {
+        // The agent may have services of its own.
+        if plan.services.is_empty() && self.boot.services.snapshots().is_empty() {
             return Ok(());
         }
         let step = of(Phase::Services);
@@ -195,7 +198,7 @@ impl RunningBoot<'_> {
                 self.report_finished(&step, began, StepOutcome::Done);
                 return Ok(());
             }
-            Ended::Failed(trouble) => (failed(&step, trouble), policy),
+            Ended::Failed(trouble) => (self.failed(&step, trouble), policy),
             Ended::TimedOut { expired, output_tail } => {
                 let message = format!("{step}: {expired}");
                 let policy = if expired == Expired::Boot { OnFailure::Fail } else { policy };
@@ -217,18 +220,18 @@ impl RunningBoot<'_> {
         }
     }
 
+    fn failed(&self, step: &Step, trouble: Trouble) -> Failure {
+        let Trouble { cause, message, exit, output_tail } = trouble;
+        let message = clean(&*self.boot.ports.filter, &format!("{step}: {message}"));
+        Failure { cause, ..Failure::new(Reason::BootFailed, step.clone(), message, exit, output_tail) }
+    }
+
     fn report_finished(&self, step: &Step, began: Moment, outcome: StepOutcome) {
         let took = self.boot.ports.clock.now().since(began);
         let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         let event = Event::PhaseFinished { step: step.clone(), outcome, duration_ms };
         self.boot.ports.reporter.report(event);
     }
-}
-
-fn failed(step: &Step, trouble: Trouble) -> Failure {
-    let Trouble { cause, message, exit, output_tail } = trouble;
-    let message = format!("{step}: {message}");
-    Failure { cause, ..Failure::new(Reason::BootFailed, step.clone(), message, exit, output_tail) }
 }
 
 fn of(phase: Phase) -> Step {

@@ -208,7 +208,7 @@ impl Stepper<'_> {
         let filter = &self.ports.filter;
         Trouble {
             cause: failure.cause,
-            message: String::from_utf8_lossy(&filter.once(failure.message.as_bytes())).into_owned(),
+            message: failure.message,
             exit: failure.exit,
             output_tail: tail::bounded(&filter.once(&failure.output)),
         }

@@ -18,6 +18,7 @@ use super::snapshot::ServiceSnapshot;
 use super::state::State;
 use crate::capture::SharedTail;
 use crate::clock::Moment;
+use crate::filter::clean;
 use crate::plan::Phase;
 use crate::ports::Ports;
 use crate::report::{Event, Failure, Reason, ServiceChange, Step};
@@ -166,15 +167,15 @@ impl Keeper {
     fn happened(&mut self, happened: Happened) {
         let input = match happened {
             Happened::Answered => Input::Answered,
-            Happened::NotYet(message) => Input::NotYet { message },
-            Happened::Unanswered(message) => Input::Unanswered { message },
+            Happened::NotYet(message) => Input::NotYet { message: self.clean(&message) },
+            Happened::Unanswered(message) => Input::Unanswered { message: self.clean(&message) },
             Happened::Gone { exit, message } => {
                 self.instance = None;
                 if self.ending {
                     // It counts as stopped, and is not started again.
                     let _ = self.step(Input::Stop);
                 }
-                Input::Gone { exit, message }
+                Input::Gone { exit, message: message.map(|message| self.clean(&message)) }
             }
         };
         // Facts are not refused.
@@ -215,8 +216,14 @@ impl Keeper {
                 self.instance = Some(instance);
                 None
             }
-            Err(failed) => Some(Input::NotLaunched { message: failed.message, outlook: failed.outlook }),
+            Err(failed) => {
+                Some(Input::NotLaunched { message: self.clean(&failed.message), outlook: failed.outlook })
+            }
         }
+    }
+
+    fn clean(&self, message: &str) -> String {
+        clean(&*self.ports.filter, message)
     }
 
     fn show(&self) {

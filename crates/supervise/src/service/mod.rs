@@ -1,6 +1,6 @@
 //! The services that a box keeps: started, watched, restarted within a budget, stopped in reverse order.
 //!
-//! [`state`], [`restart`] and [`machine`] decide and touch nothing; [`keeper`] acts for one service; [`set`] is all of them.
+//! [`state`], [`restart`] and [`machine`] decide and touch nothing; `keeper` acts for one service; `set` is all of them.
 
 pub mod definition;
 mod instance;

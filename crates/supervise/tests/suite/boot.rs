@@ -11,7 +11,7 @@ use sandglass_supervise::ports::{
 };
 use sandglass_supervise::report::{Failure, Reason};
 use sandglass_supervise::service::restart::Backoff;
-use sandglass_supervise::service::{Services, State};
+use sandglass_supervise::service::{ServiceDefinition, Services, State, definition};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -303,6 +303,15 @@ async fn an_optional_service_holds_nothing_up() {
     let services = json!([{ "name": "app", "command": ["absent"] }]);
     assert_eq!(run.boot(with(full(), "services", services)).await, Outcome::Ready { warnings: vec![] });
     assert_eq!(run.services.snapshot("app").unwrap().state, State::Restarting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_that_the_agent_brings_are_part_of_the_boot() {
+    let run = Run::new();
+    let program = definition::Run::Command(vec!["app".into()]);
+    run.services.add(ServiceDefinition { required: true, ..ServiceDefinition::new("own", program) }).unwrap();
+    assert_eq!(run.boot(json!({})).await, Outcome::Ready { warnings: vec![] });
+    assert_eq!(run.services.snapshot("own").unwrap().state, State::Ready);
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,7 +8,7 @@ use sandglass_supervise::service::restart::Backoff;
 use sandglass_supervise::service::{Health, ServiceDefinition, ServiceError, Services, State};
 use tokio::time::{Instant, sleep};
 
-use crate::fake::{Act, World};
+use crate::fake::{Act, SECRET, World};
 
 fn service(name: &str) -> ServiceDefinition {
     ServiceDefinition { port: None, ..ServiceDefinition::new(name, Run::Command(vec![name.into()])) }
@@ -315,7 +315,7 @@ impl Builtins for Echo {
         tokio::spawn(async move {
             let result = tokio::select! {
                 () = stopped.cancelled() => Ok(()),
-                () = sleep(Duration::from_secs(20)) => Err("the host key is gone".to_owned()),
+                () = sleep(Duration::from_secs(20)) => Err(format!("the host key is not {SECRET}")),
             };
             let _ = tell.send(result);
         });
@@ -330,7 +330,7 @@ async fn a_part_of_the_agent_is_a_service_like_others() {
     let services = started(&world, [ServiceDefinition::new("inner", Run::Builtin("echo".into()))]).await;
     reaches(&services, "inner", State::Ready).await;
     reaches(&services, "inner", State::Restarting).await;
-    assert_eq!(services.snapshot("inner").unwrap().last_error.as_deref(), Some("the host key is gone"));
+    assert_eq!(services.snapshot("inner").unwrap().last_error.as_deref(), Some("the host key is not ***"));
     reaches(&services, "inner", State::Ready).await;
     services.stop_all(seconds(3.0)).await;
     assert_eq!(state(&services, "inner"), State::Stopped);
