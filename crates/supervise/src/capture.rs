@@ -27,6 +27,15 @@ pub struct Capture {
     readers: Vec<mpsc::Sender<oneshot::Sender<()>>>,
 }
 
+/// Whether the two outputs can be told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outputs {
+    /// They can, and what is written to one may be read before what was written to the other earlier.
+    Apart,
+    /// They cannot: one pipe takes both, in the order in which they are written.
+    Together,
+}
+
 /// The ends that the process gets.
 pub struct Writers {
     pub stdout: OwnedFd,
@@ -35,7 +44,7 @@ pub struct Writers {
 
 impl Capture {
     /// Begins to read; without a source, nothing is kept but the tail.
-    pub fn start(ports: &Ports, source: Option<&str>) -> io::Result<(Capture, Writers)> {
+    pub fn start(ports: &Ports, source: Option<&str>, outputs: Outputs) -> io::Result<(Capture, Writers)> {
         let tail = Arc::new(Mutex::new(Tail::default()));
         let (tell, wrote) = watch::channel(ports.clock.now());
         let log = source.map(|source| ports.logs.writer(source));
@@ -57,7 +66,12 @@ impl Capture {
             tokio::spawn(reader.run(asked));
             Ok(write.into())
         };
-        let writers = Writers { stdout: reader(Stream::Stdout)?, stderr: reader(Stream::Stderr)? };
+        let stdout = reader(Stream::Stdout)?;
+        let stderr = match outputs {
+            Outputs::Apart => reader(Stream::Stderr)?,
+            Outputs::Together => stdout.try_clone()?,
+        };
+        let writers = Writers { stdout, stderr };
         Ok((Capture { tail, wrote, readers }, writers))
     }
 

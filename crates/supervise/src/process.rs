@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::capture::{Capture, Writers};
+use crate::capture::{Capture, Outputs, Writers};
 use crate::clock::{Clock, Moment};
 use crate::ports::{Exit, Ports, Program, Running, Signal, Spawn, SpawnError};
 
@@ -29,10 +29,17 @@ pub struct Child {
 
 impl Child {
     /// Starts a program. With a source, its output is kept in that log.
-    pub fn start(ports: &Ports, program: &Program, source: Option<&str>) -> Result<Child, SpawnError> {
-        let (capture, Writers { stdout, stderr }) = Capture::start(ports, source).map_err(|error| {
-            SpawnError { message: format!("no pipe for the output: {error}"), source: Some(error) }
-        })?;
+    pub fn start(
+        ports: &Ports,
+        program: &Program,
+        source: Option<&str>,
+        outputs: Outputs,
+    ) -> Result<Child, SpawnError> {
+        let (capture, Writers { stdout, stderr }) =
+            Capture::start(ports, source, outputs).map_err(|error| SpawnError {
+                message: format!("no pipe for the output: {error}"),
+                source: Some(error),
+            })?;
         let Running { group, exit } = ports.spawn.spawn(program, stdout, stderr)?;
         let (spawn, clock) = (Arc::clone(&ports.spawn), Arc::clone(&ports.clock));
         Ok(Child { group, exit, ended: None, capture, spawn, clock })

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 pub const MAX_LINES: usize = 60;
 pub const MAX_BYTES: usize = 8 << 10;
+/// What the error output has of both bounds, however much the other one says: the two are read apart, and the reason of a failure may have
+/// been read before much that was written before it.
+const RESERVED: usize = 3;
 /// What may be kept before colours and the like are taken out.
 const MAX_RAW: usize = 4 * MAX_BYTES;
 /// Of a line that is shown as progress, in characters.
@@ -34,9 +37,18 @@ impl Stream {
 /// Collects whole lines of both outputs in the order of their ends.
 #[derive(Debug, Default)]
 pub struct Tail {
-    lines: VecDeque<Vec<u8>>,
+    streams: [Kept; 2],
+    /// Lines so far.
+    count: u64,
+}
+
+/// The lines of one output.
+#[derive(Debug, Default)]
+struct Kept {
+    /// With their numbers among those of both.
+    lines: VecDeque<(u64, Vec<u8>)>,
     held: usize,
-    open: [OpenLine; 2],
+    open: OpenLine,
 }
 
 /// A line that has not ended.
@@ -49,58 +61,98 @@ struct OpenLine {
 
 impl Tail {
     pub fn push(&mut self, stream: Stream, bytes: &[u8]) {
+        let kept = &mut self.streams[stream.index()];
         for piece in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
-            let line = &mut self.open[stream.index()];
             match piece {
                 [text @ .., b'\n'] => {
-                    line.write(text);
-                    line.rewind = false;
-                    let line = std::mem::take(&mut line.bytes);
-                    self.keep(line);
+                    kept.open.write(text);
+                    kept.close(self.count);
+                    self.count += 1;
                 }
                 [text @ .., b'\r'] => {
-                    line.write(text);
-                    line.rewind = true;
+                    kept.open.write(text);
+                    kept.open.rewind = true;
                 }
-                text => line.write(text),
+                text => kept.open.write(text),
             }
-        }
-    }
-
-    fn keep(&mut self, line: Vec<u8>) {
-        self.held += line.len();
-        self.lines.push_back(line);
-        while self.lines.len() > MAX_LINES || (self.held > MAX_RAW && self.lines.len() > 1) {
-            self.held -= self.lines.pop_front().map_or(0, |line| line.len());
         }
     }
 
     /// What a person would read, oldest line first, without a line feed at the end.
     pub fn text(&self) -> String {
-        let open = self.open.iter().map(|line| &line.bytes).filter(|line| !line.is_empty());
-        let mut kept: VecDeque<String> = VecDeque::new();
-        let mut size = 0;
-        for line in open.rev().chain(self.lines.iter().rev()) {
-            if kept.len() == MAX_LINES {
-                break;
-            }
-            let line = printable(line);
-            let line = if kept.is_empty() { last_bytes(&line, MAX_BYTES).to_owned() } else { line };
-            size += line.len() + 1;
-            if size > MAX_BYTES + 1 {
-                break;
-            }
-            kept.push_front(line);
+        let [out, err] = &self.streams;
+        let (mut out, mut err) = (out.newest_first().peekable(), err.newest_first().peekable());
+        let mut shown = Shown { lines: Vec::new(), size: 0 };
+        while err.peek().is_some_and(|line| shown.take(*line, RESERVED)) {
+            err.next();
         }
-        Vec::from(kept).join("\n").trim_matches('\n').to_owned()
+        loop {
+            let number = |line: Option<&Numbered>| line.map(|(number, _)| *number);
+            let newer = if number(out.peek()) > number(err.peek()) { &mut out } else { &mut err };
+            if !newer.next().is_some_and(|line| shown.take(line, 1)) {
+                break;
+            }
+        }
+        shown.lines.sort_by_key(|(number, _)| *number);
+        let lines: Vec<String> = shown.lines.into_iter().map(|(_, line)| line).collect();
+        lines.join("\n").trim_matches('\n').to_owned()
     }
 
     /// The last line with something to read, cut to what fits a progress message.
     pub fn message(&self) -> Option<String> {
-        let open = self.open.iter().map(|line| &line.bytes);
-        let lines = open.chain(self.lines.iter().rev()).map(|line| printable(line));
-        let line = lines.map(|line| line.trim().to_owned()).find(|line| !line.is_empty())?;
+        let last = |kept: &Kept| {
+            let mut lines =
+                kept.newest_first().map(|(number, line)| (number, printable(line).trim().to_owned()));
+            lines.find(|(_, line)| !line.is_empty())
+        };
+        let (_, line) = self.streams.iter().filter_map(last).max_by_key(|(number, _)| *number)?;
         Some(line.chars().take(MAX_MESSAGE).collect())
+    }
+}
+
+type Numbered<'a> = (u64, &'a Vec<u8>);
+
+/// The lines that were chosen.
+struct Shown {
+    lines: Vec<(u64, String)>,
+    /// Bytes, with a line feed for each line.
+    size: usize,
+}
+
+impl Shown {
+    /// Takes a line if the bounds, or a part of them, have room for it. Of a line that is too long even alone, the end.
+    fn take(&mut self, (number, line): Numbered, part: usize) -> bool {
+        let room = (MAX_BYTES / part).saturating_sub(self.size);
+        if self.lines.len() >= MAX_LINES / part || room == 0 {
+            return false;
+        }
+        let line = printable(line);
+        let alone = self.lines.is_empty() || line.len() > MAX_BYTES / 2;
+        if line.len() > room && !alone {
+            return false;
+        }
+        let line = last_bytes(&line, room).to_owned();
+        self.size += line.len() + 1;
+        self.lines.push((number, line));
+        true
+    }
+}
+
+impl Kept {
+    /// The open line has ended.
+    fn close(&mut self, number: u64) {
+        self.open.rewind = false;
+        let line = std::mem::take(&mut self.open.bytes);
+        self.held += line.len();
+        self.lines.push_back((number, line));
+        while self.lines.len() > MAX_LINES || (self.held > MAX_RAW && self.lines.len() > 1) {
+            self.held -= self.lines.pop_front().map_or(0, |(_, line)| line.len());
+        }
+    }
+
+    fn newest_first(&self) -> impl Iterator<Item = Numbered<'_>> {
+        let open = Some(&self.open.bytes).filter(|line| !line.is_empty()).map(|line| (u64::MAX, line));
+        open.into_iter().chain(self.lines.iter().rev().map(|(number, line)| (*number, line)))
     }
 }
 
@@ -189,6 +241,25 @@ mod tests {
         let long = bounded("é".repeat(MAX_BYTES).as_bytes());
         assert_eq!(long.len(), MAX_BYTES);
         assert_eq!(bounded(&[b"first\n".as_slice(), &[b'x'; MAX_BYTES]].concat()).len(), MAX_BYTES);
+    }
+
+    #[test]
+    fn the_error_output_is_not_lost_in_the_other_one() {
+        let mut tail = Tail::default();
+        tail.push(Stream::Stderr, b"the reason\n");
+        for number in 0..100 {
+            tail.push(Stream::Stdout, format!("{number}\n").as_bytes());
+        }
+        let text = tail.text();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines.len(), lines[0], lines[1], lines[59]), (60, "the reason", "41", "99"));
+        // Nor the other way around.
+        for number in 100..200 {
+            tail.push(Stream::Stderr, format!("{number}\n").as_bytes());
+        }
+        tail.push(Stream::Stdout, b"last\n");
+        let text = tail.text();
+        assert!(text.starts_with("141\n") && text.ends_with("199\nlast"), "{text}");
     }
 
     proptest! {

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::deadline::{Deadline, Expired};
+use crate::capture::Outputs;
 use crate::clock::{Clock, Moment};
 use crate::filter::Filter;
 use crate::plan::StepLimits;
@@ -143,7 +144,7 @@ impl Stepper<'_> {
             Some(label) => format!("boot.{}.{label}", step.phase),
             None => format!("boot.{}", step.phase),
         };
-        let mut child = match Child::start(self.ports, program, Some(&source)) {
+        let mut child = match Child::start(self.ports, program, Some(&source), Outputs::Together) {
             Ok(child) => child,
             Err(error) => return Ended::Failed(not_started(&error)),
         };

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use super::definition::{Run, ServiceDefinition};
 use super::machine::Outlook;
 use super::probe::Target;
-use crate::capture::SharedTail;
+use crate::capture::{Outputs, SharedTail};
 use crate::clock::{Clock, Moment};
 use crate::ports::{BuiltinRun, Exit, Ports};
 use crate::process::Child;
@@ -102,7 +102,9 @@ fn begin(ports: &Ports, definition: &ServiceDefinition) -> Result<Body, NotStart
         }
     };
     let program = definition.program(argv);
-    Child::start(ports, &program, Some(&definition.log_source())).map(Body::Process).map_err(may_pass)
+    Child::start(ports, &program, Some(&definition.log_source()), Outputs::Apart)
+        .map(Body::Process)
+        .map_err(may_pass)
 }
 
 struct Going {

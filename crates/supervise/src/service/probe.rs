@@ -8,6 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::definition::{Check, ServiceDefinition};
+use crate::capture::Outputs;
 use crate::clock::Clock;
 use crate::filter::Unfiltered;
 use crate::log::Logs;
@@ -68,7 +69,8 @@ impl LoopbackProber {
     }
 
     async fn exec(&self, program: &Program) -> Result<(), String> {
-        let child = Child::start(&self.ports, program, None).map_err(|error| error.to_string())?;
+        let child =
+            Child::start(&self.ports, program, None, Outputs::Together).map_err(|error| error.to_string())?;
         let mut killed = KillOnDrop { spawn: Arc::clone(&self.ports.spawn), child };
         match killed.child.exited().await {
             Exit::Code(0) => Ok(()),
