@@ -21,7 +21,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sandglass-netlink", &[]),
     ("sandglass-egress", &["sandglass-netlink", "sandglass-proxy"]),
     ("sandglass-runtimes", &["sandglass-sandbox", "sandglass-images", "sandglass-shim"]),
-    ("sandglass-agent", &["sandglass-api", "sandglass-sandbox", "sandglass-proxy"]),
+    ("sandglass-agent", &["sandglass-api", "sandglass-sandbox", "sandglass-proxy", "sandglass-supervise"]),
+    ("sandglass-supervise", &["sandglass-sandbox"]),
     (
         "sandglass-server",
         &[
