@@ -72,7 +72,13 @@ pub fn events(ring: &mut Ring, query: &PullQuery) -> PullPage {
     // Every line is JSON that the ring wrote.
     let events = lines.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
     let status = ring.status();
-    PullPage { boot_id: ring.boot().clone(), acked_seq: status.acked_seq, last_seq: status.last_seq, events, more }
+    PullPage {
+        boot_id: ring.boot().clone(),
+        acked_seq: status.acked_seq,
+        last_seq: status.last_seq,
+        events,
+        more,
+    }
 }
 
 #[cfg(test)]

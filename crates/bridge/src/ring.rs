@@ -98,7 +98,9 @@ pub struct RingStatus {
 pub enum PushError {
     #[error("an event of type {kind} has {bytes} bytes, more than {MAX_EVENT_BYTES}")]
     TooLarge { kind: String, bytes: usize },
-    #[error("the type of an event is 1 to 128 bytes and not \"{GAP}\", and a key at most {MAX_KEY_BYTES} bytes")]
+    #[error(
+        "the type of an event is 1 to 128 bytes and not \"{GAP}\", and a key at most {MAX_KEY_BYTES} bytes"
+    )]
     Name,
     #[error("an event could not be written as JSON")]
     Json(#[from] serde_json::Error),
@@ -126,7 +128,12 @@ enum Rank {
 
 impl Draft {
     /// A draft whose data is `data` as JSON.
-    pub fn new(class: Class, time: Timestamp, kind: &str, data: &impl serde::Serialize) -> serde_json::Result<Self> {
+    pub fn new(
+        class: Class,
+        time: Timestamp,
+        kind: &str,
+        data: &impl serde::Serialize,
+    ) -> serde_json::Result<Self> {
         Ok(Self { class, time, kind: kind.to_owned(), key: None, data: to_raw_value(data)? })
     }
 
@@ -224,6 +231,7 @@ impl Ring {
 
     /// The server has everything up to `seq`.
     pub fn ack(&mut self, seq: u64) {
+        self.unreconciled = None;
         let seq = seq.min(self.next - 1);
         while let Some((&first, _)) = self.kept.first_key_value().filter(|(first, _)| **first <= seq) {
             self.forget(first);
@@ -407,14 +415,16 @@ impl Ring {
         }
         let next = self.next + by;
         let header = Header { boot: self.boot.clone(), acked: self.acked, next, alone: true };
-        let records = renamed.iter().map(|(seq, class, key, json)| (*seq, *class, key.as_deref(), json.clone()));
+        let records =
+            renamed.iter().map(|(seq, class, key, json)| (*seq, *class, key.as_deref(), json.clone()));
         let written = self.segments.rewrite(&header, records);
         if by == 0
             && let Err(error) = written
         {
             return Err(error);
         }
-        let places: HashMap<u64, Place> = written.as_ref().map(|all| all.iter().copied().collect()).unwrap_or_default();
+        let places: HashMap<u64, Place> =
+            written.as_ref().map(|all| all.iter().copied().collect()).unwrap_or_default();
         for kept in std::mem::take(&mut self.kept).into_values() {
             if let (Err(_), Body::Disk(place)) = (&written, kept.body) {
                 self.segments.release(place.segment);

@@ -71,7 +71,10 @@ mod tests {
         }
         for (attempt, bound) in [2, 4, 8, 16, 30, 30, 30, 30].into_iter().enumerate() {
             let bound = Duration::from_secs(bound);
-            assert!(longest[attempt] <= bound && longest[attempt] > bound.mul_f64(0.95), "{attempt}: {longest:?}");
+            assert!(
+                longest[attempt] <= bound && longest[attempt] > bound.mul_f64(0.95),
+                "{attempt}: {longest:?}"
+            );
             assert!(shortest[attempt] >= RETRY_LEAST && shortest[attempt] < RETRY_LEAST * 2, "{shortest:?}");
         }
     }

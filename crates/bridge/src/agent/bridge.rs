@@ -149,7 +149,8 @@ impl<T: Transport, V: Vitals> Driver<T, V> {
             Action::Deliver { id, command, expires } => {
                 let expires = expires.map(|moment| self.clock.instant(moment));
                 if self.deliver.send(Delivered { id: id.clone(), command, expires }).is_err() {
-                    self.core.settle(id, Outcome::failed("COMMAND::UNSUPPORTED", "nobody here takes commands"));
+                    self.core
+                        .settle(id, Outcome::failed("COMMAND::UNSUPPORTED", "nobody here takes commands"));
                 }
             }
             Action::Tell(notice) => {
@@ -195,7 +196,9 @@ impl<T: Transport, V: Vitals> Driver<T, V> {
                 }
                 post(paths::LOGS, Some(lease), &batch)
             }
-            Call::Result { lease, command, outcome } => post(&paths::command_result(command), Some(lease), outcome),
+            Call::Result { lease, command, outcome } => {
+                post(&paths::command_result(command), Some(lease), outcome)
+            }
             Call::Fatal(report) => post(paths::FATAL, None, report),
         };
         let Ok(request) = request else {

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use crate::moment::Moment;
 use crate::wire::{
-    AttachReply, BootId, Command, CommandFrame, CommandId, FatalReport, HeartbeatReply, LeaseId, Outcome, Refusal,
-    SandboxId,
+    AttachReply, BootId, Command, CommandFrame, CommandId, FatalReport, HeartbeatReply, LeaseId, Outcome,
+    Refusal, SandboxId,
 };
 
 use super::backoff::Jitter;
@@ -86,7 +86,10 @@ pub enum Notice {
     /// A fatal report arrived.
     FatalReported,
     /// The server will not take this, ever; it was dropped.
-    Rejected { lane: Lane, status: u16 },
+    Rejected {
+        lane: Lane,
+        status: u16,
+    },
     /// The end: see [`Ending`].
     Ended(Ending),
 }
@@ -370,8 +373,12 @@ impl Core {
             Failure::Refused(refusal) if refusal.ends_the_bridge() && !of_the_past => {
                 self.end(Ending::Revoked(refusal));
             }
-            Failure::Refused(Refusal::NotAttached) if !of_the_past && call.lease().is_some() => self.detach(now),
-            Failure::Status(status @ 400..=499) if !matches!(status, 408 | 425 | 429) => self.reject(call, status),
+            Failure::Refused(Refusal::NotAttached) if !of_the_past && call.lease().is_some() => {
+                self.detach(now)
+            }
+            Failure::Status(status @ 400..=499) if !matches!(status, 408 | 425 | 429) => {
+                self.reject(call, status)
+            }
             Failure::Refused(Refusal::TooLarge) => self.reject(call, Refusal::TooLarge.status()),
             Failure::Link | Failure::Useless | Failure::Refused(_) | Failure::Status(_) => {}
         }
@@ -414,7 +421,10 @@ impl Core {
                 self.settle(id, refused("COMMAND::UNSUPPORTED", message));
             }
             Ok(_) if frame.remaining_ms == Some(0) => {
-                self.settle(id, refused("COMMAND::EXPIRED", "the command arrived after its deadline".to_owned()));
+                self.settle(
+                    id,
+                    refused("COMMAND::EXPIRED", "the command arrived after its deadline".to_owned()),
+                );
             }
             Ok(command) => {
                 let expires = frame.remaining_ms.map(|ms| now.after(Duration::from_millis(ms)));
@@ -449,7 +459,11 @@ impl Core {
         match call {
             Call::Result { command, .. } => self.drop_result(command),
             Call::Fatal(_) => self.fatal = None,
-            Call::Attach | Call::Stream { .. } | Call::Heartbeat { .. } | Call::Events { .. } | Call::Logs { .. } => {
+            Call::Attach
+            | Call::Stream { .. }
+            | Call::Heartbeat { .. }
+            | Call::Events { .. }
+            | Call::Logs { .. } => {
                 return;
             }
         }

@@ -77,7 +77,10 @@ impl Handle {
     }
 
     /// Asks the server for a git credential.
-    pub async fn git_credential(&self, request: GitCredentialRequest) -> Result<GitCredential, CredentialError> {
+    pub async fn git_credential(
+        &self,
+        request: GitCredentialRequest,
+    ) -> Result<GitCredential, CredentialError> {
         let (answer, answered) = oneshot::channel();
         self.wish(Wish::Credential(request, answer));
         answered.await.unwrap_or(Err(CredentialError::Ended))

@@ -111,7 +111,8 @@ impl HttpTransport {
             }
         }
         let mut sender = self.connect().await?;
-        let response = sender.send_request(self.shared.written(request)?).await.map_err(TransportError::Broken)?;
+        let response =
+            sender.send_request(self.shared.written(request)?).await.map_err(TransportError::Broken)?;
         Ok((response, sender))
     }
 
@@ -171,7 +172,8 @@ async fn handshake<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, TransportEr
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(TransportError::Broken)?;
+    let (sender, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(TransportError::Broken)?;
     // Ends with the connection; its error is also that of the call.
     tokio::spawn(connection);
     Ok(sender)
@@ -211,7 +213,8 @@ impl Transport for HttpTransport {
             }
             Ok(Ok((response, sender)))
         };
-        let opened: Result<_, Answer> = timeout(CALL_TIMEOUT, head).await.map_err(|_| TransportError::Timeout)??;
+        let opened: Result<_, Answer> =
+            timeout(CALL_TIMEOUT, head).await.map_err(|_| TransportError::Timeout)??;
         Ok(opened.map(|(response, sender)| -> Chunks {
             let chunks = BodyStream::new(response.into_body()).filter_map(move |frame| {
                 // Without its sender the connection would end.

@@ -98,7 +98,8 @@ mod tests {
         outbox.push("b", "stdout", 0, b"x");
         outbox.push("a", "stdout", 7, b"!");
         let frames = outbox.batch().frames;
-        let texts: Vec<_> = frames.iter().map(|f| (f.source.as_str(), f.offset, f.data.0.as_slice())).collect();
+        let texts: Vec<_> =
+            frames.iter().map(|f| (f.source.as_str(), f.offset, f.data.0.as_slice())).collect();
         assert_eq!(texts, [("a", 0, &b"one two"[..]), ("b", 0, b"x"), ("a", 7, b"!")]);
         assert!(outbox.ack(&[acked("a", 7)]) && !outbox.ack(&[acked("a", 7)]));
         assert!(outbox.ack(&[acked("a", 8), acked("b", 1)]) && outbox.is_empty());
@@ -116,6 +117,8 @@ mod tests {
         let last = outbox.frames.back().unwrap();
         assert_eq!(last.end(), 100 * 50_000);
         let request = serde_json::to_vec(&outbox.batch()).unwrap();
-        assert!(!outbox.batch().frames.is_empty() && request.len() < crate::wire::limits::MAX_LOGS_BODY_BYTES);
+        assert!(
+            !outbox.batch().frames.is_empty() && request.len() < crate::wire::limits::MAX_LOGS_BODY_BYTES
+        );
     }
 }

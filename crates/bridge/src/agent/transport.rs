@@ -51,5 +51,8 @@ pub trait Transport: Clone + Send + Sync + 'static {
     fn call(&self, request: Request) -> impl Future<Output = Result<Answer, TransportError>> + Send;
 
     /// A call whose answer, when it is 200, is a stream. Other answers are whole.
-    fn open(&self, request: Request) -> impl Future<Output = Result<Result<Chunks, Answer>, TransportError>> + Send;
+    fn open(
+        &self,
+        request: Request,
+    ) -> impl Future<Output = Result<Result<Chunks, Answer>, TransportError>> + Send;
 }

@@ -73,7 +73,11 @@ impl Intake {
             match event.gap() {
                 Some(gap) if gap.from <= at + 1 => {
                     let time: Timestamp = event.time;
-                    new.push(if gap.from == at + 1 { event } else { Gap::of(at + 1, gap.to).into_event(time) });
+                    new.push(if gap.from == at + 1 {
+                        event
+                    } else {
+                        Gap::of(at + 1, gap.to).into_event(time)
+                    });
                     at = gap.to;
                 }
                 None if event.seq == at + 1 => {

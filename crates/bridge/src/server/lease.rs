@@ -176,7 +176,11 @@ mod tests {
     fn a_state_with_a_deadline_has_somewhere_to_go() {
         let times = LeaseTimes::default();
         for state in STATES {
-            assert_eq!(state.lasts(&times).is_some(), next_state(state, Input::Silence).is_some(), "{state:?}");
+            assert_eq!(
+                state.lasts(&times).is_some(),
+                next_state(state, Input::Silence).is_some(),
+                "{state:?}"
+            );
         }
     }
 }

@@ -99,10 +99,10 @@ mod tests {
                 .collect();
             (texts, batch.reply.acked.iter().map(|log| log.offset).collect::<Vec<_>>())
         };
-        assert_eq!(take(vec![frame("a", 0, "hello"), frame("a", 5, " you")]), (
-            vec![(0, 0, "hello".into()), (5, 0, " you".into())],
-            vec![9]
-        ));
+        assert_eq!(
+            take(vec![frame("a", 0, "hello"), frame("a", 5, " you")]),
+            (vec![(0, 0, "hello".into()), (5, 0, " you".into())], vec![9])
+        );
         assert_eq!(take(vec![frame("a", 5, " you two")]), (vec![(9, 0, " two".into())], vec![13]));
         assert_eq!(take(vec![frame("a", 0, "hello")]), (vec![], vec![13]));
         assert_eq!(take(vec![frame("a", 20, "x")]), (vec![(20, 7, "x".into())], vec![21]));

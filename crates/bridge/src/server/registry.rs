@@ -7,8 +7,8 @@ use jiff::Timestamp;
 
 use crate::moment::Moment;
 use crate::wire::{
-    AttachReply, AttachRequest, BootId, Command, CommandFrame, CommandId, Event, GitCredentialRequest, HeartbeatReply,
-    LeaseId, LogFrame, Refusal, SandboxId,
+    AttachReply, AttachRequest, BootId, Command, CommandFrame, CommandId, Event, GitCredentialRequest,
+    HeartbeatReply, LeaseId, LogFrame, Refusal, SandboxId,
 };
 
 use super::commands::{Commands, Settled};
@@ -57,16 +57,36 @@ pub struct Caller<'a> {
 /// What the embedder should act on, with the attachment that it is about: whoever decides later compares epochs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    Attached { sandbox: SandboxId, epoch: u64, new_boot: bool },
+    Attached {
+        sandbox: SandboxId,
+        epoch: u64,
+        new_boot: bool,
+    },
     /// A first heartbeat, or (`recovered`) the first after silence.
-    Live { sandbox: SandboxId, epoch: u64, recovered: bool },
-    Unresponsive { sandbox: SandboxId, epoch: u64 },
+    Live {
+        sandbox: SandboxId,
+        epoch: u64,
+        recovered: bool,
+    },
+    Unresponsive {
+        sandbox: SandboxId,
+        epoch: u64,
+    },
     /// Silent for good, or (epoch 0) nobody attached in time. [`Registry::condemn`] decides a race with a late attachment.
-    Lost { sandbox: SandboxId, epoch: u64 },
+    Lost {
+        sandbox: SandboxId,
+        epoch: u64,
+    },
     /// No result came in time.
-    CommandExpired { sandbox: SandboxId, command: CommandId },
+    CommandExpired {
+        sandbox: SandboxId,
+        command: CommandId,
+    },
     /// No result will come: the generation that it was meant for is over.
-    CommandAbandoned { sandbox: SandboxId, command: CommandId },
+    CommandAbandoned {
+        sandbox: SandboxId,
+        command: CommandId,
+    },
 }
 
 /// Whether a fatal report decides.
@@ -313,7 +333,12 @@ impl Registry {
     }
 
     /// What of a batch is new. Store it, then [commit](Registry::commit) the ticket.
-    pub fn admit(&mut self, caller: &Caller<'_>, events: Vec<Event>, now: Moment) -> Result<Admitted, Refusal> {
+    pub fn admit(
+        &mut self,
+        caller: &Caller<'_>,
+        events: Vec<Event>,
+        now: Moment,
+    ) -> Result<Admitted, Refusal> {
         let now = self.tick(now);
         let (_, slot) = self.leased(caller)?;
         let boot = slot.boot.clone().ok_or(Refusal::NotAttached)?;
@@ -355,7 +380,11 @@ impl Registry {
     }
 
     /// What of some log frames is new.
-    pub fn logs(&mut self, caller: &Caller<'_>, frames: Vec<LogFrame>) -> Result<Result<LogBatch, TooManyLogs>, Refusal> {
+    pub fn logs(
+        &mut self,
+        caller: &Caller<'_>,
+        frames: Vec<LogFrame>,
+    ) -> Result<Result<LogBatch, TooManyLogs>, Refusal> {
         let (_, slot) = self.leased(caller)?;
         Ok(slot.logs.admit(frames))
     }

@@ -93,7 +93,8 @@ impl SavedSandbox {
     fn into_slot(self, incarnation: u64, now: Moment) -> Slot {
         let mut lease = Lease::new(self.held, &self.times, now);
         if !self.held && self.boot.is_some() {
-            let patience = self.times.attach.unwrap_or(Duration::ZERO).max(self.times.timeout + self.times.grace);
+            let patience =
+                self.times.attach.unwrap_or(Duration::ZERO).max(self.times.timeout + self.times.grace);
             lease.due = Some(now.after(patience));
         }
         Slot {

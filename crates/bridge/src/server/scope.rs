@@ -22,13 +22,18 @@ struct Written {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a repository is a host with an optional port, and a path without empty, '.' or '..' parts and without escapes")]
+#[error(
+    "a repository is a host with an optional port, and a path without empty, '.' or '..' parts and without escapes"
+)]
 pub struct InvalidScope;
 
 impl RepositoryScope {
     /// The repository at `path` of `host`.
     pub fn new(host: &str, path: &str) -> Result<Self, InvalidScope> {
-        Ok(Self { host: normal_host(host).ok_or(InvalidScope)?, path: normal_path(path).ok_or(InvalidScope)? })
+        Ok(Self {
+            host: normal_host(host).ok_or(InvalidScope)?,
+            path: normal_path(path).ok_or(InvalidScope)?,
+        })
     }
 
     pub fn host(&self) -> &str {
@@ -75,7 +80,9 @@ fn normal_path(path: &str) -> Option<String> {
     let path = path.strip_suffix(".git").unwrap_or(path);
     let part = |part: &str| {
         !matches!(part, "" | "." | "..")
-            && !part.chars().any(|c| c.is_control() || c.is_whitespace() || matches!(c, '%' | '\\' | '?' | '#' | '@'))
+            && !part
+                .chars()
+                .any(|c| c.is_control() || c.is_whitespace() || matches!(c, '%' | '\\' | '?' | '#' | '@'))
     };
     path.split('/').all(part).then(|| path.to_owned())
 }

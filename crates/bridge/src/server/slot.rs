@@ -65,7 +65,12 @@ impl Lease {
     }
 
     /// Applies `input`. Returns the states before and after, or `None` if it changes nothing.
-    pub fn step(&mut self, input: Input, times: &LeaseTimes, now: Moment) -> Option<(LeaseState, LeaseState)> {
+    pub fn step(
+        &mut self,
+        input: Input,
+        times: &LeaseTimes,
+        now: Moment,
+    ) -> Option<(LeaseState, LeaseState)> {
         let before = self.state;
         self.state = next_state(before, input)?;
         self.due = self.state.lasts(times).map(|lasts| now.after(lasts));

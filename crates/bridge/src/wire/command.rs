@@ -30,22 +30,40 @@ pub struct CommandFrame {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command {
     /// End the box: hooks and services get this long.
-    Shutdown { grace_seconds: u64, reason: String },
-    ServiceStart { name: String },
-    ServiceStop { name: String },
-    ServiceRestart { name: String },
+    Shutdown {
+        grace_seconds: u64,
+        reason: String,
+    },
+    ServiceStart {
+        name: String,
+    },
+    ServiceStop {
+        name: String,
+    },
+    ServiceRestart {
+        name: String,
+    },
     /// The value, if any, is the credential to use from now on.
-    ServiceRotateCredentials { name: String, credential: Option<Secret<String>> },
+    ServiceRotateCredentials {
+        name: String,
+        credential: Option<Secret<String>>,
+    },
     /// Hold still: a copy of the box is about to be made.
     SnapshotQuiesce,
     SnapshotThaw,
     /// Variables for what starts from now on; `None` removes one.
-    EnvUpdate { env: Secret<BTreeMap<String, Option<String>>> },
+    EnvUpdate {
+        env: Secret<BTreeMap<String, Option<String>>>,
+    },
     /// `None`: no expiry.
-    ExpirationChanged { expires_at: Option<Timestamp> },
+    ExpirationChanged {
+        expires_at: Option<Timestamp>,
+    },
     Ping,
     /// Of a newer server. Answered as unsupported, never guessed at.
-    Unknown { kind: String },
+    Unknown {
+        kind: String,
+    },
 }
 
 /// A known command whose data does not fit.
@@ -132,14 +150,22 @@ impl Command {
     /// The data as it travels.
     pub fn data(&self) -> Value {
         match self {
-            Command::Shutdown { grace_seconds, reason } => json!({"graceSeconds": grace_seconds, "reason": reason}),
-            Command::ServiceStart { name } | Command::ServiceStop { name } | Command::ServiceRestart { name } => {
+            Command::Shutdown { grace_seconds, reason } => {
+                json!({"graceSeconds": grace_seconds, "reason": reason})
+            }
+            Command::ServiceStart { name }
+            | Command::ServiceStop { name }
+            | Command::ServiceRestart { name } => {
                 json!({"name": name})
             }
-            Command::ServiceRotateCredentials { name, credential } => json!({"name": name, "credential": credential}),
+            Command::ServiceRotateCredentials { name, credential } => {
+                json!({"name": name, "credential": credential})
+            }
             Command::EnvUpdate { env } => json!({"env": env}),
             Command::ExpirationChanged { expires_at } => json!({"expiresAt": expires_at}),
-            Command::SnapshotQuiesce | Command::SnapshotThaw | Command::Ping | Command::Unknown { .. } => json!({}),
+            Command::SnapshotQuiesce | Command::SnapshotThaw | Command::Ping | Command::Unknown { .. } => {
+                json!({})
+            }
         }
     }
 }
@@ -171,7 +197,8 @@ impl CommandFrame {
     }
 
     fn read<T: DeserializeOwned>(&self) -> Result<T, MalformedCommand> {
-        T::deserialize(self.data.reveal()).map_err(|source| MalformedCommand { kind: self.kind.clone(), source })
+        T::deserialize(self.data.reveal())
+            .map_err(|source| MalformedCommand { kind: self.kind.clone(), source })
     }
 }
 

@@ -109,8 +109,8 @@ pub fn read_events(body: &[u8]) -> Result<Vec<Event>, MalformedEvents> {
         if events.len() == MAX_EVENTS {
             return Err(MalformedEvents::TooLarge);
         }
-        let event: Event =
-            serde_json::from_slice(line).map_err(|source| MalformedEvents::Line { line: index + 1, source })?;
+        let event: Event = serde_json::from_slice(line)
+            .map_err(|source| MalformedEvents::Line { line: index + 1, source })?;
         let honest = |gap: Gap| {
             gap.to == event.seq && gap.from <= gap.to && gap.from > 0 && gap.dropped == gap.to - gap.from + 1
         };
@@ -128,7 +128,8 @@ mod tests {
 
     #[test]
     fn events_of_unknown_types_and_with_unknown_fields_are_read() {
-        let body = br#"{"seq":1,"time":"2026-01-02T03:04:05Z","type":"x.new","data":{"a":[1, 2]},"later":true}
+        let body =
+            br#"{"seq":1,"time":"2026-01-02T03:04:05Z","type":"x.new","data":{"a":[1, 2]},"later":true}
 
 {"seq":2,"time":"2026-01-02T03:04:05Z","type":"bare"}
 "#;
@@ -159,7 +160,10 @@ mod tests {
     fn batches_are_bounded() {
         let line = "{\"seq\":1,\"time\":\"1970-01-01T00:00:00Z\",\"type\":\"t\"}\n";
         assert_eq!(read_events(line.repeat(MAX_EVENTS).as_bytes()).unwrap().len(), MAX_EVENTS);
-        assert!(matches!(read_events(line.repeat(MAX_EVENTS + 1).as_bytes()), Err(MalformedEvents::TooLarge)));
+        assert!(matches!(
+            read_events(line.repeat(MAX_EVENTS + 1).as_bytes()),
+            Err(MalformedEvents::TooLarge)
+        ));
         assert!(matches!(read_events(&vec![b'\n'; MAX_EVENTS_BYTES + 1]), Err(MalformedEvents::TooLarge)));
         assert!(matches!(read_events(b"{}\n"), Err(MalformedEvents::Line { line: 1, .. })));
     }

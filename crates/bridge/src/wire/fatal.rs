@@ -25,7 +25,13 @@ const MAX_MESSAGE_BYTES: usize = 2 * 1024;
 impl FatalReport {
     /// A report that fits its request whatever it is made of: of the output the last lines, of the rest the beginning. Control
     /// characters except line breaks and tabs become `?`, because JSON would make six bytes of each.
-    pub fn bounded(phase: &str, exit_code: Option<i32>, signal: Option<i32>, message: &str, output: &str) -> Self {
+    pub fn bounded(
+        phase: &str,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        message: &str,
+        output: &str,
+    ) -> Self {
         let start = output.len().saturating_sub(MAX_TAIL_BYTES);
         let tail = &output[output.ceil_char_boundary(start)..];
         let lines = tail.trim_end_matches('\n');
@@ -47,7 +53,6 @@ impl FatalReport {
 fn beginning(text: &str, most: usize) -> String {
     plain(&text[..text.floor_char_boundary(most)])
 }
-
 
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && !matches!(c, '\n' | '\t') { '?' } else { c }).collect()

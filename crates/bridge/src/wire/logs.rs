@@ -72,9 +72,10 @@ impl TryFrom<Written> for LogBytes {
     fn try_from(written: Written) -> Result<Self, String> {
         match written.encoding.as_deref() {
             None | Some("utf-8") => Ok(LogBytes(written.data.into_bytes())),
-            Some("base64") => {
-                STANDARD.decode(&written.data).map(LogBytes).map_err(|error| format!("data is not base64: {error}"))
-            }
+            Some("base64") => STANDARD
+                .decode(&written.data)
+                .map(LogBytes)
+                .map_err(|error| format!("data is not base64: {error}")),
             Some(other) => Err(format!("encoding {other:?} is neither utf-8 nor base64")),
         }
     }

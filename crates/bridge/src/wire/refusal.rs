@@ -97,7 +97,8 @@ impl Refusal {
     /// Reads an answer. The four statuses that end the bridge do so with any body, as a proxy in between may have replaced it;
     /// the others need their code.
     pub fn of_answer(status: u16, body: &[u8]) -> Option<Self> {
-        let ends = Self::ALL.into_iter().find(|refusal| refusal.status() == status && refusal.ends_the_bridge());
+        let ends =
+            Self::ALL.into_iter().find(|refusal| refusal.status() == status && refusal.ends_the_bridge());
         ends.or_else(|| {
             let body: ErrorBody = serde_json::from_slice(body).ok()?;
             Self::ALL.into_iter().find(|refusal| refusal.status() == status && refusal.code() == body.code)
@@ -116,7 +117,11 @@ mod tests {
             assert_eq!(Refusal::of_answer(refusal.status(), &body), Some(refusal));
         }
         assert_eq!(Refusal::of_answer(410, b"<html>"), Some(Refusal::Gone));
-        assert_eq!(Refusal::of_answer(404, b"<html>"), None, "some proxy's own 404 does not speak for the server");
+        assert_eq!(
+            Refusal::of_answer(404, b"<html>"),
+            None,
+            "some proxy's own 404 does not speak for the server"
+        );
         assert_eq!(Refusal::of_answer(500, b"{}"), None);
     }
 

@@ -114,7 +114,8 @@ mod tests {
     #[test]
     fn a_written_command_is_read_back() {
         let frame: CommandFrame =
-            serde_json::from_value(serde_json::json!({"commandId": "c-9", "type": "t", "data": "a\nb"})).unwrap();
+            serde_json::from_value(serde_json::json!({"commandId": "c-9", "type": "t", "data": "a\nb"}))
+                .unwrap();
         let events = read(&[command(&frame).unwrap().as_bytes()]);
         assert_eq!(events[0].id.as_deref(), Some("c-9"));
         assert_eq!(serde_json::from_str::<CommandFrame>(&events[0].data).unwrap(), frame);

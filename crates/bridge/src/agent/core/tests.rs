@@ -152,18 +152,27 @@ fn a_command_that_comes_twice_is_carried_out_once() {
     core.command_arrived(&frame("c-1", "service.start"), at(0));
     core.command_arrived(&frame("c-1", "service.start"), at(0));
     let actions = polled(&mut core, at(0));
-    assert!(matches!(&actions[..], [Action::Deliver { command: Command::ServiceStart { .. }, .. }]), "{actions:?}");
+    assert!(
+        matches!(&actions[..], [Action::Deliver { command: Command::ServiceStart { .. }, .. }]),
+        "{actions:?}"
+    );
     let id: CommandId = "c-1".parse().unwrap();
     core.settle(id.clone(), Outcome::done());
     core.settle(id.clone(), Outcome::failed("X", "again"));
-    let [Action::Call(call @ Call::Result { .. })] = &polled(&mut core, at(0))[..] else { panic!("no result") };
+    let [Action::Call(call @ Call::Result { .. })] = &polled(&mut core, at(0))[..] else {
+        panic!("no result")
+    };
     core.failed(call, Failure::Link, at(0));
     let [Action::Call(again)] = &polled(&mut core, at(2_000))[..] else { panic!("no retry") };
     assert_eq!(again, call);
     core.result_answered(&id);
     assert_eq!(polled(&mut core, at(3_000)), []);
     core.command_arrived(&frame("c-1", "service.start"), at(3_000));
-    assert_eq!(lanes(&polled(&mut core, at(3_000))), [Lane::Results], "the server asks again for what it lost");
+    assert_eq!(
+        lanes(&polled(&mut core, at(3_000))),
+        [Lane::Results],
+        "the server asks again for what it lost"
+    );
 }
 
 #[test]
