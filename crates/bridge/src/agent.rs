@@ -3,6 +3,7 @@
 //! [`Core`] decides and does nothing: it is told what happened and says what to do next. [`Bridge`] does it, over a
 //! [`Transport`]; [`HttpTransport`] is the one that is used.
 
+mod action;
 mod backoff;
 mod bridge;
 mod core;
@@ -14,9 +15,10 @@ mod seen;
 mod stream;
 mod transport;
 
+pub use action::{Action, Call, Ending, Identity, Notice, Pace};
 pub use backoff::{Backoff, Jitter};
 pub use bridge::{Bridge, Config, Delivered, VitalSigns, Vitals};
-pub use core::{Action, Call, Core, Ending, Identity, Notice, Pace};
+pub use core::Core;
 pub use handle::{CredentialError, Handle};
 pub use http::{Address, HttpTransport, InvalidAddress};
 pub use lane::{Failure, Lane};

@@ -8,7 +8,9 @@
 //! Events are on disk when [`Ring::push`] returns, so they survive the agent; memory holds an index. When the disk fails, events
 //! are kept in memory instead. The directory belongs to one process at a time.
 
+mod lines;
 mod record;
+mod rewrite;
 mod segments;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,7 +23,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::wire::limits::{MAX_EVENT_BYTES, MAX_EVENTS, MAX_EVENTS_BYTES, RING_BYTES};
 use crate::wire::{BootId, Class, Event, GAP, Gap};
 
-use record::Header;
+use lines::{one_line, readable, write_gap};
 use segments::{Place, Segments};
 
 /// Longest key of progress, in bytes.
@@ -161,25 +163,17 @@ impl Ring {
         Self::with_budget(dir, boot, RING_BYTES)
     }
 
-    /// The same with another budget, in bytes of events.
+    /// A ring that keeps nothing over a restart, for a box without a place to write.
+    pub fn in_memory(boot: BootId) -> Self {
+        let mut ring = Self::empty(Segments::nowhere(&boot), boot, RING_BYTES, 0, 1);
+        ring.disk_failed = true;
+        ring
+    }
+
+    /// As [`Ring::open`], with another budget, in bytes of events.
     pub fn with_budget(dir: &Path, boot: BootId, budget: u64) -> io::Result<(Self, Opened)> {
         let (segments, contents) = Segments::open(dir, &boot)?;
-        let mut ring = Self {
-            boot,
-            segments,
-            budget,
-            kept: BTreeMap::new(),
-            droppable: BTreeSet::new(),
-            newest_progress: HashMap::new(),
-            bytes: 0,
-            acked: contents.acked,
-            next: contents.next,
-            unreconciled: Some(contents.next),
-            read_fresh: false,
-            dropped: 0,
-            last_time: Timestamp::UNIX_EPOCH,
-            disk_failed: false,
-        };
+        let mut ring = Self::empty(segments, boot, budget, contents.acked, contents.next);
         for found in contents.events {
             if found.seq > ring.acked {
                 ring.keep(found.seq, found.class, found.key, Body::Disk(found.place));
@@ -191,6 +185,25 @@ impl Ring {
         ring.last_time = ring.newest_time().unwrap_or(Timestamp::UNIX_EPOCH);
         ring.relieve();
         Ok((ring, opened))
+    }
+
+    fn empty(segments: Segments, boot: BootId, budget: u64, acked: u64, next: u64) -> Self {
+        Self {
+            boot,
+            segments,
+            budget,
+            kept: BTreeMap::new(),
+            droppable: BTreeSet::new(),
+            newest_progress: HashMap::new(),
+            bytes: 0,
+            acked,
+            next,
+            unreconciled: Some(next),
+            read_fresh: false,
+            dropped: 0,
+            last_time: Timestamp::UNIX_EPOCH,
+            disk_failed: false,
+        }
     }
 
     /// The boot whose ring `dir` holds, if any.
@@ -389,96 +402,6 @@ impl Ring {
             // A ring that cannot be made smaller now is made smaller later.
             let _ = self.rewrite(0, 0);
         }
-    }
-
-    /// Moves what was pushed from `floor` on up by `by` numbers.
-    fn move_up(&mut self, floor: u64, by: u64) {
-        if self.next > floor && self.rewrite(floor, by).is_err() {
-            self.disk_failed = true;
-        }
-        self.next += by;
-    }
-
-    /// Writes all events into one file, those from `floor` on with numbers that are higher by `by`. If the disk fails the moved
-    /// events are held in memory.
-    fn rewrite(&mut self, floor: u64, by: u64) -> io::Result<()> {
-        let moved = |seq: u64| if seq >= floor { seq + by } else { seq };
-        let mut renamed = Vec::with_capacity(self.kept.len());
-        for (&seq, kept) in &self.kept {
-            let json = match &kept.body {
-                Body::Memory(json) => Ok(json.clone()),
-                Body::Disk(place) => self.segments.read(*place),
-            };
-            // What cannot be read becomes a gap.
-            let Ok(json) = json.and_then(|json| renumbered(seq, moved(seq), json)) else { continue };
-            renamed.push((moved(seq), kept.class, kept.key.clone(), json));
-        }
-        let next = self.next + by;
-        let header = Header { boot: self.boot.clone(), acked: self.acked, next, alone: true };
-        let records =
-            renamed.iter().map(|(seq, class, key, json)| (*seq, *class, key.as_deref(), json.clone()));
-        let written = self.segments.rewrite(&header, records);
-        if by == 0
-            && let Err(error) = written
-        {
-            return Err(error);
-        }
-        let places: HashMap<u64, Place> =
-            written.as_ref().map(|all| all.iter().copied().collect()).unwrap_or_default();
-        for kept in std::mem::take(&mut self.kept).into_values() {
-            if let (Err(_), Body::Disk(place)) = (&written, kept.body) {
-                self.segments.release(place.segment);
-            }
-        }
-        self.droppable.clear();
-        self.newest_progress.clear();
-        self.bytes = 0;
-        for (seq, class, key, json) in renamed {
-            let body = match places.get(&seq) {
-                Some(place) => Body::Disk(*place),
-                None => Body::Memory(json),
-            };
-            self.keep(seq, class, key, body);
-        }
-        written.map(|_| ())
-    }
-}
-
-/// An event as one line. Data that was written with line breaks is written anew.
-fn one_line(event: &Event) -> serde_json::Result<Vec<u8>> {
-    let json = serde_json::to_vec(event)?;
-    if !json.contains(&b'\n') {
-        return Ok(json);
-    }
-    let data: serde_json::Value = serde_json::from_str(event.data.get())?;
-    let event = Event { data: to_raw_value(&data)?, ..event.clone() };
-    serde_json::to_vec(&event)
-}
-
-/// Refuses what is not the event that it should be.
-fn readable(seq: u64, json: Vec<u8>) -> io::Result<Vec<u8>> {
-    let prefix = format!("{{\"seq\":{seq},");
-    if json.starts_with(prefix.as_bytes()) && json.ends_with(b"}") && !json.contains(&b'\n') {
-        Ok(json)
-    } else {
-        Err(io::ErrorKind::InvalidData.into())
-    }
-}
-
-fn renumbered(from: u64, to: u64, json: Vec<u8>) -> io::Result<Vec<u8>> {
-    if from == to {
-        return Ok(json);
-    }
-    let mut event: Event = serde_json::from_slice(&json)?;
-    event.seq = to;
-    Ok(serde_json::to_vec(&event)?)
-}
-
-fn write_gap(body: &mut Vec<u8>, gap: Gap, time: Timestamp) {
-    // Numbers, a time and fixed names cannot fail to be written.
-    if let Ok(line) = serde_json::to_vec(&gap.into_event(time)) {
-        body.extend_from_slice(&line);
-        body.push(b'\n');
     }
 }
 

@@ -5,6 +5,7 @@
 //! to answers, sleeps until [`Registry::next_due`], and stores what [`Registry::saved`] gives. A heartbeat costs a hash of the
 //! token, two look-ups and a few stores.
 
+mod calls;
 mod commands;
 mod intake;
 mod lease;
@@ -16,11 +17,13 @@ mod slot;
 mod timers;
 mod token;
 
+pub use calls::{Caller, FatalVerdict};
 pub use commands::Settled;
 pub use intake::{Admitted, Ticket};
 pub use lease::{Input, LeaseState, LeaseTimes, TABLE, next_state};
 pub use log_offsets::{LogBatch, LogPiece, TooManyLogs};
-pub use registry::{Caller, FatalVerdict, Notice, Registration, Registry, Standing};
+pub use registry::{Notice, Registration, Registry};
 pub use saved::SavedSandbox;
 pub use scope::{InvalidScope, RepositoryScope};
+pub use slot::Standing;
 pub use token::TokenHash;

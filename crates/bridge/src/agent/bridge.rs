@@ -19,10 +19,11 @@ use crate::wire::{
     GitCredentialRequest, Heartbeat, LeaseId, Load, LogsReply, Outcome, Refusal, ServiceHealth, paths,
 };
 
+use super::action::{Action, Call, Ending, Identity, Notice, Pace};
 use super::backoff::Jitter;
-use super::core::{Action, Call, Core, Ending, Identity, Notice, Pace};
+use super::core::Core;
 use super::handle::{CredentialError, Handle, Shared, Wish};
-use super::lane::Failure;
+use super::lane::{Failure, Lane};
 use super::stream::{StreamNews, StreamRun, failure_of, news};
 use super::transport::{Answer, Request, Transport, TransportError};
 
@@ -155,6 +156,9 @@ impl<T: Transport, V: Vitals> Driver<T, V> {
             }
             Action::Tell(notice) => {
                 let ending = if let Notice::Ended(ending) = notice { Some(ending) } else { None };
+                if matches!(notice, Notice::Rejected { lane: Lane::Logs, .. }) {
+                    self.shared.logs().discard_batch();
+                }
                 // Nobody has to listen.
                 let _ = self.tell.send(notice);
                 return ending;

@@ -64,6 +64,12 @@ impl LogOutbox {
         LogsRequest { frames: self.frames.iter().take_while(fits).cloned().collect() }
     }
 
+    /// Forgets the frames of the next batch: the server will not take them.
+    pub fn discard_batch(&mut self) {
+        self.frames.drain(..self.batch().frames.len());
+        self.cost = self.frames.iter().map(cost).sum();
+    }
+
     /// Forgets what the server has. Returns whether that was anything.
     pub fn ack(&mut self, acked: &[AckedLog]) -> bool {
         let before = self.frames.len();

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::wire::limits::STREAM_SILENCE;
 use crate::wire::{Refusal, sse};
 
-use super::core::Call;
+use super::action::Call;
 use super::lane::Failure;
 use super::transport::{Answer, Chunks, TransportError};
 

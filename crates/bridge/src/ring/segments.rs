@@ -50,16 +50,22 @@ struct Segment {
 }
 
 pub(super) struct Segments {
-    dir: PathBuf,
+    /// `None`: every write fails.
+    dir: Option<PathBuf>,
     boot: BootId,
     all: BTreeMap<u64, Segment>,
 }
 
 impl Segments {
+    /// No files at all.
+    pub(super) fn nowhere(boot: &BootId) -> Self {
+        Self { dir: None, boot: boot.clone(), all: BTreeMap::new() }
+    }
+
     /// Opens what `dir` holds of `boot`. Segments of another boot are removed; a damaged one is cut where the damage begins.
     pub(super) fn open(dir: &Path, boot: &BootId) -> io::Result<(Self, Contents)> {
         fs::create_dir_all(dir)?;
-        let mut segments = Self { dir: dir.to_owned(), boot: boot.clone(), all: BTreeMap::new() };
+        let mut segments = Self { dir: Some(dir.to_owned()), boot: boot.clone(), all: BTreeMap::new() };
         let mut contents = Contents { next: 1, ..Contents::default() };
         for (number, path) in numbered(dir)? {
             segments.load(number, path, &mut contents)?;
@@ -181,7 +187,8 @@ impl Segments {
     }
 
     fn create(&self, number: u64, bytes: &[u8], live: usize) -> io::Result<Segment> {
-        let path = self.dir.join(format!("{number:010}.seg"));
+        let dir = self.dir.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let path = dir.join(format!("{number:010}.seg"));
         let draft = path.with_extension("new");
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&draft)?;
         file.write_all_at(bytes, 0)?;

@@ -272,6 +272,17 @@ fn a_ring_without_a_disk_keeps_events_in_memory() {
 }
 
 #[test]
+fn a_ring_in_memory_counts_drops_and_moves_as_one_on_disk_does() {
+    let mut ring = Ring::in_memory(boot());
+    for _ in 0..200 {
+        ring.push(draft(Class::Output, "o", 60_000)).unwrap();
+    }
+    assert!(ring.status().bytes <= RING_BYTES && ring.status().dropped > 0);
+    ring.reconcile(300);
+    assert_contiguous(&all(&mut ring, 300), 300, 500);
+}
+
+#[test]
 fn what_does_not_fit_a_request_is_refused_and_takes_no_number() {
     let dir = TempDir::new().unwrap();
     let mut ring = open(&dir, RING_BYTES);

@@ -6,32 +6,28 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::moment::Moment;
-use crate::wire::{
-    AttachReply, AttachRequest, BootId, Command, CommandFrame, CommandId, Event, GitCredentialRequest,
-    HeartbeatReply, LeaseId, LogFrame, Refusal, SandboxId,
-};
+use crate::wire::{Command, CommandId, Refusal, SandboxId};
 
-use super::commands::{Commands, Settled};
-use super::intake::{Admitted, Intake, Ticket};
+use super::commands::Commands;
+use super::intake::Intake;
 use super::lease::{Input, LeaseState, LeaseTimes};
-use super::log_offsets::{LogBatch, LogOffsets, TooManyLogs};
+use super::log_offsets::LogOffsets;
 use super::scope::RepositoryScope;
-pub use super::slot::Standing;
-use super::slot::{Lease, Slot, remember};
+use super::slot::{Lease, Slot, Standing, remember};
 use super::timers::{Key, Timers};
 use super::token::TokenHash;
 
 /// Every sandbox that has an agent. See the [module](super).
 pub struct Registry {
-    incarnation: u64,
+    pub(super) incarnation: u64,
     now: Moment,
-    slots: Vec<Option<Slot>>,
+    pub(super) slots: Vec<Option<Slot>>,
     free: Vec<usize>,
     by_sandbox: HashMap<SandboxId, usize>,
-    by_token: HashMap<TokenHash, usize>,
+    pub(super) by_token: HashMap<TokenHash, usize>,
     serials: u64,
     timers: Timers,
-    notices: VecDeque<Notice>,
+    pub(super) notices: VecDeque<Notice>,
 }
 
 /// A sandbox's generation, with the token that was made for it.
@@ -43,15 +39,6 @@ pub struct Registration {
     /// Repositories that the sandbox may ask credentials for.
     pub repositories: Vec<RepositoryScope>,
     pub times: LeaseTimes,
-}
-
-/// Who makes a call, as its headers say.
-#[derive(Clone, Copy)]
-pub struct Caller<'a> {
-    pub sandbox: &'a str,
-    pub generation: u64,
-    pub token: &'a str,
-    pub lease: Option<&'a str>,
 }
 
 /// What the embedder should act on, with the attachment that it is about: whoever decides later compares epochs.
@@ -89,14 +76,6 @@ pub enum Notice {
     },
 }
 
-/// Whether a fatal report decides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FatalVerdict {
-    First,
-    /// Another one came first.
-    Repeated,
-}
-
 impl Registry {
     /// An empty registry. `incarnation` is a random number, another one in each life of the server.
     pub fn new(incarnation: u64) -> Self {
@@ -121,16 +100,19 @@ impl Registry {
     // What the embedder decides.
 
     /// Expects the agent of a generation. An earlier generation's agent is superseded from here on, and so is one of the same
-    /// generation with another token. Of a generation that is registered already, only repositories and times change.
-    pub fn register(&mut self, registration: Registration, now: Moment) {
+    /// generation with another token. Of a generation that is registered already, only repositories and times change. A generation before the registered one is refused as superseded.
+    pub fn register(&mut self, registration: Registration, now: Moment) -> Result<(), Refusal> {
         let now = self.tick(now);
         let Registration { sandbox, generation, token, repositories, times } = registration;
-        if let Some((_, slot)) = self.find(sandbox.as_str())
-            && (slot.generation, slot.token) == (generation, token)
-        {
-            slot.scopes = repositories;
-            slot.times = times;
-            return;
+        if let Some((_, slot)) = self.find(sandbox.as_str()) {
+            if generation < slot.generation {
+                return Err(Refusal::Superseded);
+            }
+            if (slot.generation, slot.token) == (generation, token) {
+                slot.scopes = repositories;
+                slot.times = times;
+                return Ok(());
+            }
         }
         let mut retired = VecDeque::new();
         if let Some(before) = self.by_sandbox.get(&sandbox).copied().and_then(|index| self.take(index)) {
@@ -158,6 +140,7 @@ impl Registry {
             armed: None,
         };
         self.insert(slot);
+        Ok(())
     }
 
     /// Narrows a sandbox to draining: it is being stopped.
@@ -261,172 +244,6 @@ impl Registry {
         }
     }
 
-    // What an agent calls.
-
-    /// Gives the caller a lease. Every earlier lease of the sandbox is superseded.
-    ///
-    /// The embedder adds expiry and configuration to the reply.
-    pub fn attach(
-        &mut self,
-        caller: &Caller<'_>,
-        request: &AttachRequest,
-        now: Moment,
-        wall: Timestamp,
-    ) -> Result<AttachReply, Refusal> {
-        let now = self.tick(now);
-        let incarnation = self.incarnation;
-        let (index, slot) = self.authorize(caller)?;
-        if request.sandbox_id != slot.sandbox || request.generation != slot.generation {
-            return Err(Refusal::WrongSandbox);
-        }
-        let new_boot = slot.enter(&request.boot_id)?;
-        self.step_slot(index, Input::Attach, now);
-        let slot = self.slots[index].as_ref().ok_or(Refusal::Unknown)?;
-        let epoch = slot.lease.epoch;
-        let reply = AttachReply {
-            lease_id: LeaseId::numbered(incarnation, epoch),
-            heartbeat_interval_seconds: slot.times.heartbeat_interval.as_secs(),
-            lease_timeout_seconds: slot.times.timeout.as_secs(),
-            acked_seq: slot.intake.acked(),
-            server_time: wall,
-            expires_at: None,
-            draining: slot.standing == Standing::Draining,
-            config: Default::default(),
-        };
-        self.notices.push_back(Notice::Attached { sandbox: slot.sandbox.clone(), epoch, new_boot });
-        Ok(reply)
-    }
-
-    /// Renews the caller's lease. The embedder adds the expiry to the reply.
-    pub fn heartbeat(&mut self, caller: &Caller<'_>, now: Moment) -> Result<HeartbeatReply, Refusal> {
-        let now = self.tick(now);
-        let (index, slot) = self.leased(caller)?;
-        let reply = HeartbeatReply {
-            lease_timeout_seconds: slot.times.timeout.as_secs(),
-            expires_at: None,
-            commands_pending: u32::try_from(slot.commands.len()).unwrap_or(u32::MAX),
-            draining: slot.standing == Standing::Draining,
-        };
-        self.step_slot(index, Input::Heartbeat, now);
-        Ok(reply)
-    }
-
-    /// The server asked an agent that cannot dial out, with that agent's own credentials, and got an answer of `boot`: as good as
-    /// an attachment and a heartbeat. Returns the position to ask from.
-    pub fn polled(&mut self, sandbox: &str, boot: &BootId, now: Moment) -> Result<u64, Refusal> {
-        let now = self.tick(now);
-        let (index, slot) = self.find(sandbox).ok_or(Refusal::Unknown)?;
-        if slot.standing == Standing::Gone {
-            return Err(Refusal::Gone);
-        }
-        let new_boot = slot.enter(boot)?;
-        let acked = slot.intake.acked();
-        if new_boot || !slot.lease.state.is_attached() {
-            self.step_slot(index, Input::Attach, now);
-            if let Some((_, slot)) = self.find(sandbox) {
-                let (sandbox, epoch) = (slot.sandbox.clone(), slot.lease.epoch);
-                self.notices.push_back(Notice::Attached { sandbox, epoch, new_boot });
-            }
-        }
-        self.step_slot(index, Input::Heartbeat, now);
-        Ok(acked)
-    }
-
-    /// What of a batch is new. Store it, then [commit](Registry::commit) the ticket.
-    pub fn admit(
-        &mut self,
-        caller: &Caller<'_>,
-        events: Vec<Event>,
-        now: Moment,
-    ) -> Result<Admitted, Refusal> {
-        let now = self.tick(now);
-        let (_, slot) = self.leased(caller)?;
-        let boot = slot.boot.clone().ok_or(Refusal::NotAttached)?;
-        slot.intake.admit(&boot, events, now)
-    }
-
-    /// The same for events that the server asked for itself, of the boot that gave them.
-    pub fn admit_polled(
-        &mut self,
-        sandbox: &str,
-        boot: &BootId,
-        events: Vec<Event>,
-        now: Moment,
-    ) -> Result<Admitted, Refusal> {
-        let now = self.tick(now);
-        let (_, slot) = self.find(sandbox).ok_or(Refusal::Unknown)?;
-        if slot.boot.as_ref() != Some(boot) {
-            return Err(Refusal::Superseded);
-        }
-        slot.intake.admit(boot, events, now)
-    }
-
-    /// A batch is stored. Returns the position to acknowledge, `None` if the ticket no longer counts.
-    pub fn commit(&mut self, sandbox: &str, ticket: &Ticket) -> Option<u64> {
-        let (_, slot) = self.find(sandbox)?;
-        if slot.boot.as_ref() != Some(&ticket.boot) {
-            return None;
-        }
-        slot.intake.commit(ticket)
-    }
-
-    /// A batch could not be stored: the next may try.
-    pub fn abort(&mut self, sandbox: &str, ticket: &Ticket) {
-        if let Some((_, slot)) = self.find(sandbox)
-            && slot.boot.as_ref() == Some(&ticket.boot)
-        {
-            slot.intake.abort(ticket);
-        }
-    }
-
-    /// What of some log frames is new.
-    pub fn logs(
-        &mut self,
-        caller: &Caller<'_>,
-        frames: Vec<LogFrame>,
-    ) -> Result<Result<LogBatch, TooManyLogs>, Refusal> {
-        let (_, slot) = self.leased(caller)?;
-        Ok(slot.logs.admit(frames))
-    }
-
-    /// Commands for the caller's stream, behind the one that it names. A stream that gets a refusal here is over.
-    pub fn commands(
-        &mut self,
-        caller: &Caller<'_>,
-        after: Option<&str>,
-        now: Moment,
-    ) -> Result<Vec<CommandFrame>, Refusal> {
-        let now = self.tick(now);
-        let (_, slot) = self.leased(caller)?;
-        Ok(slot.commands.after(after, now))
-    }
-
-    /// A result of a command came. Only a first one is news.
-    pub fn settle(&mut self, caller: &Caller<'_>, command: &str) -> Result<Settled, Refusal> {
-        let (_, slot) = self.leased(caller)?;
-        Ok(slot.commands.settle(command))
-    }
-
-    /// A fatal report came; it needs no lease.
-    pub fn fatal(&mut self, caller: &Caller<'_>) -> Result<FatalVerdict, Refusal> {
-        let (_, slot) = self.authorize(caller)?;
-        let repeated = std::mem::replace(&mut slot.fatal_reported, true);
-        Ok(if repeated { FatalVerdict::Repeated } else { FatalVerdict::First })
-    }
-
-    /// Whether the caller may have a credential, and for which of its repositories.
-    pub fn credential(
-        &mut self,
-        caller: &Caller<'_>,
-        request: &GitCredentialRequest,
-    ) -> Result<&RepositoryScope, Refusal> {
-        let (_, slot) = self.leased(caller)?;
-        if slot.standing != Standing::Active {
-            return Err(Refusal::Draining);
-        }
-        slot.scopes.iter().find(|scope| scope.covers(request)).ok_or(Refusal::NotDeclared)
-    }
-
     // Looking.
 
     pub fn lease_state(&self, sandbox: &str) -> Option<LeaseState> {
@@ -444,41 +261,13 @@ impl Registry {
 
     // Inside.
 
-    /// Who speaks, by the token. A token that is known says more than the headers: only with it is anything else revealed.
-    fn authorize(&mut self, caller: &Caller<'_>) -> Result<(usize, &mut Slot), Refusal> {
-        let hash = TokenHash::of(caller.token);
-        let index = self.by_token.get(&hash).copied().ok_or(Refusal::BadToken)?;
-        let slot = self.slots.get_mut(index).and_then(Option::as_mut).ok_or(Refusal::BadToken)?;
-        let retired = slot.retired.iter().any(|past| past.is(&hash));
-        if !retired && !slot.token.is(&hash) {
-            return Err(Refusal::BadToken);
-        }
-        if slot.sandbox.as_str() != caller.sandbox || caller.generation > slot.generation {
-            return Err(Refusal::WrongSandbox);
-        }
-        if slot.standing == Standing::Gone {
-            return Err(Refusal::Gone);
-        }
-        if retired || caller.generation < slot.generation {
-            return Err(Refusal::Superseded);
-        }
-        Ok((index, slot))
-    }
-
-    fn leased(&mut self, caller: &Caller<'_>) -> Result<(usize, &mut Slot), Refusal> {
-        let incarnation = self.incarnation;
-        let (index, slot) = self.authorize(caller)?;
-        slot.lease.check(caller.lease, incarnation)?;
-        Ok((index, slot))
-    }
-
     fn step(&mut self, sandbox: &str, input: Input, now: Moment) {
         if let Some(index) = self.by_sandbox.get(sandbox).copied() {
             self.step_slot(index, input, now);
         }
     }
 
-    fn step_slot(&mut self, index: usize, input: Input, now: Moment) {
+    pub(super) fn step_slot(&mut self, index: usize, input: Input, now: Moment) {
         let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
         let Some((before, after)) = slot.lease.step(input, &slot.times, now) else { return };
         let epoch = slot.lease.epoch;
@@ -535,7 +324,7 @@ impl Registry {
         self.notices.extend(commands.into_iter().map(notice));
     }
 
-    fn find(&mut self, sandbox: &str) -> Option<(usize, &mut Slot)> {
+    pub(super) fn find(&mut self, sandbox: &str) -> Option<(usize, &mut Slot)> {
         let index = *self.by_sandbox.get(sandbox)?;
         self.slots.get_mut(index)?.as_mut().map(|slot| (index, slot))
     }
@@ -546,10 +335,6 @@ impl Registry {
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Slot> {
         self.slots.iter().flatten()
-    }
-
-    pub(super) fn incarnation(&self) -> u64 {
-        self.incarnation
     }
 
     /// Time as the registry sees it: a clock that went back stands still.

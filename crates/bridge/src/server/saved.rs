@@ -64,7 +64,7 @@ impl Registry {
         let mut registry = Self::new(incarnation);
         let now = registry.tick(now);
         for one in saved {
-            let slot = one.into_slot(registry.incarnation(), now);
+            let slot = one.into_slot(registry.incarnation, now);
             registry.insert(slot);
         }
         registry

@@ -51,7 +51,7 @@ impl Stage {
 
     fn registry(&self) -> Registry {
         let mut registry = Registry::new(1);
-        registry.register(registration(1, TOKEN), self.clock.now());
+        registry.register(registration(1, TOKEN), self.clock.now()).unwrap();
         registry
     }
 
@@ -231,7 +231,7 @@ async fn an_agent_of_an_older_generation_stops() {
     let mut bridge = stage.bridge();
     told(&mut bridge, |notice| matches!(notice, Notice::Attached(_))).await;
     let now = stage.clock.now();
-    server.state.registry.lock().unwrap().register(registration(2, "another"), now);
+    server.state.registry.lock().unwrap().register(registration(2, "another"), now).unwrap();
     bridge.handle.emit(event(1)).unwrap();
     let ended = Ending::Revoked(Refusal::Superseded);
     told(&mut bridge, |notice| *notice == Notice::Ended(ended)).await;

@@ -62,16 +62,18 @@ impl World {
         let dir = TempDir::new().unwrap();
         let now = 10_000_000;
         let mut registry = Registry::new(1);
-        registry.register(
-            Registration {
-                sandbox: SANDBOX.parse().unwrap(),
-                generation: 1,
-                token: TokenHash::of(TOKEN),
-                repositories: Vec::new(),
-                times: LeaseTimes::default(),
-            },
-            Moment::from_millis(now),
-        );
+        registry
+            .register(
+                Registration {
+                    sandbox: SANDBOX.parse().unwrap(),
+                    generation: 1,
+                    token: TokenHash::of(TOKEN),
+                    repositories: Vec::new(),
+                    times: LeaseTimes::default(),
+                },
+                Moment::from_millis(now),
+            )
+            .unwrap();
         let ring = Ring::with_budget(dir.path(), boot(), budget).unwrap().0;
         Self {
             dir,

@@ -238,3 +238,25 @@ fn draining_ends_when_everything_is_delivered() {
     core.events_answered(false, at(3_000));
     assert_eq!(notices(polled(&mut core, at(3_000))), [Notice::Ended(Ending::Drained)]);
 }
+
+#[test]
+fn what_the_server_will_never_take_does_not_block_the_rest() {
+    let (mut core, lease) = attached(at(0));
+    core.logs_pending(at(0));
+    core.command_arrived(&frame("c-1", "ping"), at(0));
+    polled(&mut core, at(20));
+    core.failed(&Call::Logs { lease: lease.clone() }, Failure::Status(413), at(20));
+    let command: CommandId = "c-1".parse().unwrap();
+    core.failed(
+        &Call::Result { lease: lease.clone(), command, outcome: Outcome::done() },
+        Failure::Status(400),
+        at(20),
+    );
+    let rejected = |lane, status| Notice::Rejected { lane, status };
+    assert_eq!(notices(polled(&mut core, at(20))), [rejected(Lane::Logs, 413), rejected(Lane::Results, 400)]);
+    assert_eq!(lanes(&polled(&mut core, at(5_000))), [Lane::Logs], "the next batch, after a pause");
+    core.events_pending(at(5_000));
+    polled(&mut core, at(5_020));
+    core.failed(&Call::Events { lease }, Failure::Status(400), at(5_020));
+    assert_eq!(lanes(&polled(&mut core, at(9_000))), [Lane::Events], "events are never given up");
+}

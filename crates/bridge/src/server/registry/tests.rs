@@ -1,7 +1,8 @@
 use serde_json::value::RawValue;
 
+use super::super::{Caller, FatalVerdict, Settled};
 use super::*;
-use crate::wire::LogBytes;
+use crate::wire::{AttachRequest, BootId, Event, GitCredentialRequest, HeartbeatReply, LogBytes, LogFrame};
 
 const WALL: Timestamp = Timestamp::UNIX_EPOCH;
 
@@ -41,7 +42,7 @@ fn event(seq: u64) -> Event {
 
 fn registry() -> Registry {
     let mut registry = Registry::new(0xf);
-    registry.register(registration("s", 1, "t"), at(0));
+    registry.register(registration("s", 1, "t"), at(0)).unwrap();
     registry
 }
 
@@ -70,7 +71,7 @@ fn names(registry: &mut Registry) -> Vec<String> {
 #[test]
 fn a_caller_must_be_who_the_token_says() {
     let mut registry = registry();
-    registry.register(registration("other", 1, "u"), at(0));
+    registry.register(registration("other", 1, "u"), at(0)).unwrap();
     let mut refusal = |caller: Caller<'_>| registry.attach(&caller, &request("b"), at(1), WALL).unwrap_err();
     assert_eq!(refusal(caller("s", "wrong", None)), Refusal::BadToken);
     assert_eq!(refusal(caller("s", "", None)), Refusal::BadToken);
@@ -93,7 +94,7 @@ fn a_caller_must_be_who_the_token_says() {
 fn an_older_generation_is_superseded_whatever_it_tries() {
     let mut registry = registry();
     let lease = attach(&mut registry, "b", at(0)).unwrap();
-    registry.register(registration("s", 2, "t2"), at(1));
+    registry.register(registration("s", 2, "t2"), at(1)).unwrap();
     let old = caller("s", "t", Some(&lease));
     let git = GitCredentialRequest { host: "git.example.com".into(), path: "acme/web".into() };
     assert_eq!(attach(&mut registry, "b", at(2)), Err(Refusal::Superseded));
@@ -102,6 +103,7 @@ fn an_older_generation_is_superseded_whatever_it_tries() {
     assert_eq!(registry.credential(&old, &git).unwrap_err(), Refusal::Superseded);
     assert_eq!(registry.fatal(&old).unwrap_err(), Refusal::Superseded);
     assert_eq!(registry.commands(&old, None, at(2)).unwrap_err(), Refusal::Superseded);
+    assert_eq!(registry.register(registration("s", 1, "t"), at(2)), Err(Refusal::Superseded));
     let new = Caller { generation: 2, ..caller("s", "t2", None) };
     let request = AttachRequest { generation: 2, ..request("b2") };
     assert!(registry.attach(&new, &request, at(3), WALL).is_ok());
@@ -267,7 +269,7 @@ fn credentials_are_for_declared_repositories_of_attached_agents() {
 #[test]
 fn a_restarted_server_knows_what_it_stored_and_expects_the_rest() {
     let mut registry = registry();
-    registry.register(registration("s2", 1, "u"), at(0));
+    registry.register(registration("s2", 1, "u"), at(0)).unwrap();
     registry.gone("s2");
     let lease = attach(&mut registry, "b1", at(0)).unwrap();
     attach(&mut registry, "b2", at(0)).unwrap();
@@ -318,7 +320,7 @@ fn heartbeats_of_a_thousand_sandboxes_leave_one_timer_each() {
     let name = |n: u64| format!("s{n}");
     let mut leases = Vec::new();
     for n in 0..1_000 {
-        registry.register(registration(&name(n), 1, &name(n)), at(0));
+        registry.register(registration(&name(n), 1, &name(n)), at(0)).unwrap();
         let request = AttachRequest { sandbox_id: name(n).parse().unwrap(), ..request("b") };
         let reply = registry.attach(&caller(&name(n), &name(n), None), &request, at(0), WALL).unwrap();
         leases.push(reply.lease_id.to_string());
