@@ -2,6 +2,7 @@
 //!
 //! Everything else is found out again: agents attach anew, and commands without a result end with the life that sent them. An
 //! `acked_seq` must be stored together with the events that it speaks of, so that it is neither ahead nor behind.
+//! The other values change with what the embedder itself decides, with a new boot (a notice says so) and with a first fatal report.
 
 use std::time::Duration;
 

@@ -26,7 +26,7 @@ use crate::test_server::{Disk, TestServer};
 const SANDBOX: &str = "box-1";
 const TOKEN: &str = "0123456789abcdef";
 
-struct Quiet;
+pub struct Quiet;
 
 impl Vitals for Quiet {
     fn read(&self) -> VitalSigns {

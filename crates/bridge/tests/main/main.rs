@@ -3,5 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod end_to_end;
+mod measure;
 mod simulation;
 mod test_server;

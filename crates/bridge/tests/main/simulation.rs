@@ -12,7 +12,7 @@ use sandglass_bridge::server::{
     Caller, LeaseState, LeaseTimes, Notice, Registration, Registry, SavedSandbox, Settled, TokenHash,
 };
 use sandglass_bridge::wire::{
-    AttachRequest, BootId, Class, Command, CommandId, Event, Outcome, Refusal, read_events,
+    AttachRequest, BootId, Class, Command, CommandId, Event, LeaseId, Outcome, Refusal, read_events,
 };
 use tempfile::TempDir;
 
@@ -55,6 +55,11 @@ struct World {
     carried_out: BTreeMap<CommandId, u32>,
     lives: u64,
     notices: Vec<(u64, Notice)>,
+    /// Every batch that was ever sent, with the lease of then: any of them may arrive again.
+    sent: Vec<(LeaseId, Vec<u8>)>,
+    /// The server dies after storing the next batch and before saying so.
+    dies_storing: bool,
+    died: bool,
 }
 
 impl World {
@@ -91,6 +96,9 @@ impl World {
             carried_out: BTreeMap::new(),
             lives: 1,
             notices: Vec::new(),
+            sent: Vec::new(),
+            dies_storing: false,
+            died: false,
         }
     }
 
@@ -222,13 +230,17 @@ impl World {
             return self.core.failed(&call, Failure::Link, now);
         }
         let body = if matches!(call, Call::Events { .. }) { self.batch() } else { None };
+        if let (Some(lease), Some(body)) = (call.lease(), &body) {
+            self.sent.push((lease.clone(), body.clone()));
+        }
         if self.link == Link::Stutter {
             let _ = self.serve(&call, body.clone());
         }
         let answer = self.serve(&call, body);
         let now = self.agent_now();
+        let died = std::mem::take(&mut self.died);
         match answer {
-            _ if self.link == Link::Deaf => self.core.failed(&call, Failure::Link, now),
+            _ if died || self.link == Link::Deaf => self.core.failed(&call, Failure::Link, now),
             Err(refusal) => self.core.failed(&call, Failure::Refused(refusal), now),
             Ok(finish) => finish(self, now),
         }
@@ -274,6 +286,11 @@ impl World {
                     assert_eq!(admitted.from, self.store.acked);
                     self.store.events.extend(admitted.events);
                     self.store.acked = admitted.to;
+                    if std::mem::take(&mut self.dies_storing) {
+                        self.died = true;
+                        self.restart_server();
+                        return Err(Refusal::Busy);
+                    }
                     acked = self.registry.commit(SANDBOX, &ticket).unwrap();
                 }
                 let call = call.clone();
@@ -296,6 +313,14 @@ impl World {
             }
             Call::Logs { .. } | Call::Stream { .. } | Call::Fatal(_) => unreachable!("not used here"),
         })
+    }
+
+    /// A batch of the past arrives once more, late.
+    fn replay(&mut self, which: usize) {
+        if let Some((lease, body)) = self.sent.get(which % self.sent.len().max(1)).cloned() {
+            let _ = self.serve(&Call::Events { lease }, Some(body));
+            self.died = false;
+        }
     }
 
     /// Every number up to the newest is stored once, in order; nothing that was kept differs; of state nothing is missing.
@@ -348,6 +373,8 @@ enum Op {
     RestartServer,
     BreakStream,
     Command,
+    Replay(usize),
+    DieStoring,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -365,6 +392,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::RestartServer),
         1 => Just(Op::BreakStream),
         1 => Just(Op::Command),
+        1 => any::<usize>().prop_map(Op::Replay),
+        1 => Just(Op::DieStoring),
     ]
 }
 
@@ -391,8 +420,11 @@ proptest! {
                 Op::RestartServer => world.restart_server(),
                 Op::BreakStream => world.break_stream(),
                 Op::Command => world.enqueue(),
+                Op::Replay(which) => world.replay(which),
+                Op::DieStoring => world.dies_storing = true,
             }
         }
+        world.dies_storing = false;
         world.set_link(Link::Up);
         world.run(300_000);
         world.assert_everything_arrived();
