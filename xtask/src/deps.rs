@@ -17,6 +17,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sandglass-images", &[]),
     ("sandglass-shim", &["sandglass-netlink"]),
     ("sandglass-proxy", &[]),
+    ("sandglass-bridge", &[]),
     ("sandglass-ingress", &[]),
     ("sandglass-netlink", &[]),
     ("sandglass-egress", &["sandglass-netlink", "sandglass-proxy"]),

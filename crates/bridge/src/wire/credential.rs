@@ -1,0 +1,24 @@
+//! `POST /internal/agent/v1/credentials/git`
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::Secret;
+
+/// What git asks its helper for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GitCredentialRequest {
+    /// With a port where it is not the scheme's own.
+    pub host: String,
+    /// As in the address, with or without `.git`.
+    pub path: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GitCredential {
+    pub username: String,
+    pub password: Secret<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Timestamp>,
+}
