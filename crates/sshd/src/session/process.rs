@@ -104,6 +104,12 @@ pub(crate) type Unconnected = Box<dyn FnOnce(Stdio) -> Program + Send>;
 impl Run {
     /// Starts the program and stays until it and its channel have ended.
     pub(crate) async fn run(self, program: Unconnected) {
+        self.serve(program).await;
+        let Run { counted, .. } = self;
+        drop(counted);
+    }
+
+    async fn serve(&self, program: Unconnected) {
         let launch = Arc::clone(&self.leader.launch);
         let connected = match self.connect() {
             Ok(connected) => connected,

@@ -91,7 +91,8 @@ impl Terminal {
         Ok(Terminal {
             kind: shape.kind.to_owned(),
             file: name.map(|name| OsString::from_vec(name.into_bytes())),
-            master: AsyncFd::new(master)?,
+            // SAFETY: an owned descriptor stays open and the same until it is dropped, which the result does last.
+            master: unsafe { AsyncFd::register(master) }?,
             program: Mutex::new(Some(program)),
         })
     }
