@@ -65,7 +65,9 @@ impl HostKey {
         let mut text = String::new();
         file.take(MAX_FILE).read_to_string(&mut text).map_err(failed)?;
         match PrivateKey::from_openssh(&text) {
-            Ok(key) if !key.is_encrypted() && key.algorithm() == Algorithm::Ed25519 => Ok(Some(HostKey { key })),
+            Ok(key) if !key.is_encrypted() && key.algorithm() == Algorithm::Ed25519 => {
+                Ok(Some(HostKey { key }))
+            }
             _ => Err(HostKeyError::Invalid { path: path.to_owned() }),
         }
     }
@@ -73,7 +75,9 @@ impl HostKey {
     fn generate(path: &Path) -> Result<Self, HostKeyError> {
         let failed = |source| HostKeyError::File { what: "make", path: path.to_owned(), source };
         let pair = Ed25519Keypair::random(&mut russh::keys::key::safe_rng());
-        PrivateKey::new(KeypairData::from(pair), "").map(|key| HostKey { key }).map_err(|e| failed(io::Error::other(e)))
+        PrivateKey::new(KeypairData::from(pair), "")
+            .map(|key| HostKey { key })
+            .map_err(|e| failed(io::Error::other(e)))
     }
 
     /// Leaves a key alone that somebody else has stored meanwhile.

@@ -135,7 +135,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!((account.uid, account.gid, account.groups.as_slice()), (1000, 1001, &[10][..]));
-        assert_eq!((account.home.as_path(), account.shell.as_path()), (Path::new("/home/ann"), Path::new("/bin/sh")));
+        assert_eq!(
+            (account.home.as_path(), account.shell.as_path()),
+            (Path::new("/home/ann"), Path::new("/bin/sh"))
+        );
         assert_eq!(parse_account("ann:x:1:1::/:/bin/sh", "", "an"), None);
     }
 }

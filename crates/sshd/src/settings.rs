@@ -117,10 +117,20 @@ impl Peer {
 #[derive(Debug)]
 pub enum Event<'a> {
     /// `key` is a fingerprint, and for a certificate its id and serial number too.
-    SignedIn { login: &'a str, key: &'a str, peer: &'a Peer },
-    Refused { login: &'a str, reason: &'a Refusal, peer: &'a Peer },
+    SignedIn {
+        login: &'a str,
+        key: &'a str,
+        peer: &'a Peer,
+    },
+    Refused {
+        login: &'a str,
+        reason: &'a Refusal,
+        peer: &'a Peer,
+    },
     /// A connection was closed before it was served, for want of a free place.
-    TurnedAway { peer: &'a Peer },
+    TurnedAway {
+        peer: &'a Peer,
+    },
 }
 
 #[cfg(test)]

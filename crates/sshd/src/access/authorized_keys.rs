@@ -26,7 +26,9 @@ pub struct AuthorizedKey {
 pub enum KeyLineError {
     #[error("the line is longer than {MAX_LINE} bytes or holds control characters")]
     Line,
-    #[error("no public key of a known kind (ed25519, ecdsa, or their security key forms); RSA is not accepted")]
+    #[error(
+        "no public key of a known kind (ed25519, ecdsa, or their security key forms); RSA is not accepted"
+    )]
     Key,
     #[error("the options are not closed properly")]
     Options,
@@ -217,8 +219,13 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_refuses_the_line() {
-        for option in ["cert-authority", "tunnel=\"0\"", "permitopen=\"a:1\"", "environment=\"A=b\"", "principals=\"a\""]
-        {
+        for option in [
+            "cert-authority",
+            "tunnel=\"0\"",
+            "permitopen=\"a:1\"",
+            "environment=\"A=b\"",
+            "principals=\"a\"",
+        ] {
             let name = option.split('=').next().unwrap().to_owned();
             assert_eq!(parse(&format!("{option} ")), Err(KeyLineError::UnknownOption(name)), "{option}");
         }

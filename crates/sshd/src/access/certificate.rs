@@ -42,8 +42,7 @@ pub(super) fn check(
         match name.as_str() {
             "force-command" => grant.command = Some(value.clone()),
             "source-address" => {
-                let sources =
-                    parse_sources(value).ok_or_else(|| Refusal::CriticalOption(name.clone()))?;
+                let sources = parse_sources(value).ok_or_else(|| Refusal::CriticalOption(name.clone()))?;
                 if !source_matches(&sources, source) {
                     return Err(Refusal::Source);
                 }
@@ -76,7 +75,6 @@ mod tests {
     fn signed(ca: &PrivateKey, change: impl FnOnce(&mut Builder)) -> Certificate {
         let mut builder =
             Builder::new_with_random_nonce(&mut safe_rng(), key().public_key(), 100, 200).unwrap();
-        builder.cert_type(CertType::User).unwrap();
         change(&mut builder);
         builder.sign(ca).unwrap()
     }

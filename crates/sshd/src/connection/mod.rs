@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use russh::keys::Certificate;
 use russh::keys::ssh_key::public::KeyData;
-use russh::server::{Auth, ChannelOpenHandle, Handler, Msg, PublicKeyOffer, Session as Protocol, VerifiedPublicKey};
+use russh::server::{
+    Auth, ChannelOpenHandle, Handler, Msg, PublicKeyOffer, Session as Protocol, VerifiedPublicKey,
+};
 use russh::{Channel, ChannelId, ChannelOpenFailure, Pty, Sig};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -118,7 +120,11 @@ impl Connection {
     }
 
     fn answer(protocol: &mut Protocol, id: ChannelId, taken: bool) -> Handled {
-        if taken { protocol.channel_success(id)? } else { protocol.channel_failure(id)? }
+        if taken {
+            protocol.channel_success(id)?
+        } else {
+            protocol.channel_failure(id)?
+        }
         Ok(())
     }
 

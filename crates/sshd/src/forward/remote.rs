@@ -66,8 +66,7 @@ impl Listening {
     /// A connection for which there is no place is closed.
     fn offer(&self, stream: TcpStream, peer: SocketAddr) {
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else { return };
-        let (handle, channels, closing) =
-            (self.handle.clone(), self.channels.clone(), self.closing.clone());
+        let (handle, channels, closing) = (self.handle.clone(), self.channels.clone(), self.closing.clone());
         let (host, port) = (self.host.clone(), self.port);
         self.tasks.spawn(async move {
             let _place = place;

@@ -12,14 +12,8 @@ const MAX_BYTES: usize = 32 << 10;
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What programs take as told by the server, which is why a peer cannot set them.
-const OURS: [&str; 6] = [
-    "SSH_CONNECTION",
-    "SSH_CLIENT",
-    "SSH_TTY",
-    "SSH_ORIGINAL_COMMAND",
-    "SSH_AUTH_SOCK",
-    "SSH_USER_AUTH",
-];
+const OURS: [&str; 6] =
+    ["SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_ORIGINAL_COMMAND", "SSH_AUTH_SOCK", "SSH_USER_AUTH"];
 
 /// Variables that the peer has asked for.
 #[derive(Debug, Default)]
@@ -47,10 +41,10 @@ impl Wishes {
 
 fn is_allowed(name: &str) -> bool {
     let known = matches!(name, "LANG" | "TERM" | "COLORTERM")
-        || ["LC_", "SSH_"].iter().any(|prefix| name.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty()));
-    known
-        && !OURS.contains(&name)
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        || ["LC_", "SSH_"]
+            .iter()
+            .any(|prefix| name.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty()));
+    known && !OURS.contains(&name) && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 /// What only this session has.

@@ -275,9 +275,7 @@ async fn feed(inbox: &Inbox, input: Input) {
                     return;
                 }
             }
-            if let Some(code) = terminal.end_of_input() {
-                let _ = terminal.write_all(&[code]).await;
-            }
+            // A terminal has no half that closes: as with OpenSSH, its program goes on until it is told to end.
         }
     }
 }

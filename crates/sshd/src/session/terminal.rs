@@ -125,13 +125,6 @@ impl Terminal {
         }
         Ok(())
     }
-
-    /// The character that ends the input, as long as the program reads lines: a terminal has no half that closes.
-    pub(crate) fn end_of_input(&self) -> Option<u8> {
-        let termios = tcgetattr(self.master.get_ref()).ok()?;
-        let reads_lines = termios.local_modes.contains(LocalModes::ICANON);
-        Some(termios.special_codes[SpecialCodeIndex::VEOF]).filter(|code| reads_lines && *code != 0)
-    }
 }
 
 /// One mode of the protocol's encoding; those that Linux has no use for are left out.

@@ -42,9 +42,8 @@ impl Names {
     }
 
     pub(super) fn line(&self, name: &OsStr, stat: &Stat) -> Vec<u8> {
-        let named = |names: &HashMap<u32, String>, id: u32| {
-            names.get(&id).cloned().unwrap_or_else(|| id.to_string())
-        };
+        let named =
+            |names: &HashMap<u32, String>, id: u32| names.get(&id).cloned().unwrap_or_else(|| id.to_string());
         let (user, group) = (named(&self.users, stat.st_uid), named(&self.groups, stat.st_gid));
         let (mode, links, size) = (permissions(stat), stat.st_nlink, stat.st_size);
         let date = date(stat.st_mtime.into());

@@ -262,8 +262,7 @@ impl Requests {
     }
 
     fn list(&mut self, id: u32, request: &mut Reader<'_>, answers: &mut Answers) -> Answered {
-        let Folder { listing, folder } =
-            self.handles.folder(request.bytes()?).ok_or(Status::NoHandle)?;
+        let Folder { listing, folder } = self.handles.folder(request.bytes()?).ok_or(Status::NoHandle)?;
         let mut found = Vec::new();
         while found.len() < NAMES {
             let Some(entry) = listing.read() else { break };

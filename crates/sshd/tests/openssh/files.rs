@@ -35,7 +35,8 @@ fn files_go_up_and_come_down_as_they_are() {
     done(&host, &format!("put -pf {local} up\nrename up moved\nget -p moved {back}\n"));
     assert!(std::fs::read(host.home("moved")).unwrap() == bytes);
     assert!(std::fs::read(host.path("back")).unwrap() == bytes);
-    let (here, there) = (std::fs::metadata(host.path("local")).unwrap(), std::fs::metadata(host.home("moved")).unwrap());
+    let (here, there) =
+        (std::fs::metadata(host.path("local")).unwrap(), std::fs::metadata(host.home("moved")).unwrap());
     assert_eq!((there.mode() & 0o777, there.mtime()), (0o640, here.mtime()));
 }
 
@@ -52,7 +53,8 @@ fn an_interrupted_upload_goes_on_where_it_stopped() {
 #[test]
 fn odd_names_are_kept_and_listed() {
     let host = Host::start();
-    let names: [&[u8]; 5] = [b"with space", "gr\u{fc}n \u{1f40c}".as_bytes(), b"\xff\xfe", b"-rf", b"quote'\"\\"];
+    let names: [&[u8]; 5] =
+        [b"with space", "gr\u{fc}n \u{1f40c}".as_bytes(), b"\xff\xfe", b"-rf", b"quote'\"\\"];
     for name in names {
         std::fs::write(host.home("x").with_file_name(OsStr::from_bytes(name)), "odd").unwrap();
     }
@@ -99,7 +101,10 @@ fn what_cannot_be_done_is_told_in_the_systems_words() {
     let host = Host::start();
     assert!(failed(&host, "get missing /dev/null\n").contains("not found"));
     std::fs::create_dir_all(host.home("full/inside")).unwrap();
-    assert!(failed(&host, "rmdir full\n").contains("Failure") || failed(&host, "rmdir full\n").contains("not empty"));
+    assert!(
+        failed(&host, "rmdir full\n").contains("Failure")
+            || failed(&host, "rmdir full\n").contains("not empty")
+    );
     std::fs::write(host.home("a"), "").unwrap();
     assert!(!failed(&host, "mkdir a\n").is_empty());
 }
@@ -123,9 +128,16 @@ fn files_are_made_and_read_as_the_sessions_user() {
     assert!(put.status.success(), "{stderr}");
     let made = std::fs::metadata(host.home("made")).unwrap();
     assert_eq!((made.uid(), made.gid()), (65534, 65534));
-    let got = sftp(&host, "nobody", &format!("get {} {}\n", host.path("secret").display(), host.path("x").display()));
+    let got = sftp(
+        &host,
+        "nobody",
+        &format!("get {} {}\n", host.path("secret").display(), host.path("x").display()),
+    );
     assert!(String::from_utf8_lossy(&got.stderr).contains("ermission denied"));
-    let id = text(host.ssh_as("nobody", "user", &[]).arg("id -u; id -g; id -G; touch by-command; cat /proc/self/status | grep CapEff"));
+    let id = text(
+        host.ssh_as("nobody", "user", &[])
+            .arg("id -u; id -g; id -G; touch by-command; cat /proc/self/status | grep CapEff"),
+    );
     assert_eq!(id, "65534\n65534\n65534\nCapEff:\t0000000000000000");
     assert_eq!(std::fs::metadata(host.home("by-command")).unwrap().uid(), 65534);
 }

@@ -131,7 +131,10 @@ fn what_the_policy_forbids_is_refused() {
         let host = host(forwarding);
         let output = host.ssh(&["-W", &target]).output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && stderr.contains("administratively prohibited"), "{target}: {stderr}");
+        assert!(
+            !output.status.success() && stderr.contains("administratively prohibited"),
+            "{target}: {stderr}"
+        );
     }
     let host = host(Forwarding::Any);
     host.authorize(&[&host.public_line("user", "no-port-forwarding ")]);
@@ -159,7 +162,7 @@ fn a_remote_port_leads_out_of_the_sandbox() {
 fn a_remote_port_may_be_chosen_by_the_server_and_ends_with_the_connection() {
     let host = host(Forwarding::Any);
     let there = echo_server();
-    let mut ssh = host.ssh(&["-N", "-oLogLevel=INFO", "-R", &format!("127.0.0.1:0:127.0.0.1:{there}")]);
+    let mut ssh = host.ssh(&["-N", "-R", &format!("127.0.0.1:0:127.0.0.1:{there}")]);
     let mut child = ssh.stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
@@ -172,7 +175,9 @@ fn a_remote_port_may_be_chosen_by_the_server_and_ends_with_the_connection() {
 
 #[test]
 fn a_remote_port_that_the_policy_forbids_is_refused() {
-    for (forwarding, port) in [(Forwarding::Off, "0:127.0.0.1:1"), (Forwarding::LoopbackOnly, "192.0.2.1:0:127.0.0.1:1")] {
+    for (forwarding, port) in
+        [(Forwarding::Off, "0:127.0.0.1:1"), (Forwarding::LoopbackOnly, "192.0.2.1:0:127.0.0.1:1")]
+    {
         let host = host(forwarding);
         let output = host.ssh(&["-oExitOnForwardFailure=yes", "-R", port]).arg("true").output().unwrap();
         assert!(String::from_utf8_lossy(&output.stderr).contains("remote port forwarding failed"));
@@ -205,7 +210,13 @@ fn an_unknown_kind_of_channel_is_refused() {
     host.serve_unix("ssh.sock");
     let through = format!("ProxyCommand={}", proxy(&host));
     let mut command = Command::new("unshare");
-    let ssh = host.ssh(&["-o", &through, "-oHostKeyAlias=box", "-oTunnel=point-to-point", "-oTunnelDevice=any:any"]);
+    let ssh = host.ssh(&[
+        "-o",
+        &through,
+        "-oHostKeyAlias=box",
+        "-oTunnel=point-to-point",
+        "-oTunnelDevice=any:any",
+    ]);
     command.arg("-n").arg("ssh").args(ssh.get_args()).arg("echo in").stdin(Stdio::null());
     let output = command.output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -170,7 +170,7 @@ impl Host {
             option("BatchMode", "yes"),
             option("IdentitiesOnly", "yes"),
             option("IdentityAgent", "none"),
-            option("LogLevel", "ERROR"),
+            option("LogLevel", "INFO"),
             option("Port", &self.port.to_string()),
             option("IdentityFile", &self.path(key).display().to_string()),
         ]);
@@ -229,7 +229,8 @@ pub fn text(command: &mut Command) -> String {
 }
 
 pub fn run_with_input(command: &mut Command, input: &[u8]) -> Output {
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(move || {

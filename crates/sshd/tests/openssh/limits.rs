@@ -90,7 +90,8 @@ fn sessions_of_a_connection_are_limited() {
     let mut master = host.ssh(&["-oControlMaster=yes", &control]).arg("sleep 300").spawn().unwrap();
     host.wait_for("the first session", || host.server.activity().sessions() == 1);
     host.wait_for("the control socket", || host.path("control").exists());
-    let second = host.ssh(&["-oControlMaster=no", &control, "-oProxyCommand=false"]).arg("echo in").output().unwrap();
+    let second =
+        host.ssh(&["-oControlMaster=no", &control, "-oProxyCommand=false"]).arg("echo in").output().unwrap();
     assert!(second.stdout.is_empty());
     master.kill().unwrap();
     master.wait().unwrap();
@@ -103,7 +104,8 @@ fn fifty_sessions_at_once() {
         for number in 0..50 {
             let host = &host;
             scope.spawn(move || {
-                let output = crate::host::run_with_input(host.ssh(&[]).arg("cat; sleep 1"), &[number; 10_000]);
+                let output =
+                    crate::host::run_with_input(host.ssh(&[]).arg("cat; sleep 1"), &[number; 10_000]);
                 assert_eq!(output.stdout, [number; 10_000]);
             });
         }

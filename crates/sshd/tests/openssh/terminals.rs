@@ -83,7 +83,10 @@ impl Person {
 #[test]
 fn a_terminal_has_the_size_and_kind_of_the_persons_own_and_follows_it() {
     let host = Host::start();
-    let mut person = Person::sits_down(&host, "stty size; echo $TERM; tty; echo \"[$SSH_TTY]\"; read x; stty size; exit 3");
+    let mut person = Person::sits_down(
+        &host,
+        "stty size; echo $TERM; tty; echo \"[$SSH_TTY]\"; read x; stty size; exit 3",
+    );
     person.sees("41 132");
     person.sees("vt220");
     person.sees("/dev/pts/");
@@ -100,18 +103,19 @@ fn a_terminal_has_the_size_and_kind_of_the_persons_own_and_follows_it() {
 #[test]
 fn keys_like_ctrl_c_reach_what_is_in_front() {
     let host = Host::start();
-    let mut person = Person::sits_down(&host, "trap 'echo interrupted; exit' INT; echo ready; sleep 300 & wait");
+    let mut person =
+        Person::sits_down(&host, "trap 'echo interrupted; exit' INT; echo ready; sleep 300 & wait");
     person.sees("ready");
     person.types("\u{3}");
     person.sees("interrupted");
 }
 
 #[test]
-fn the_end_of_piped_input_ends_a_shell_in_a_terminal() {
+fn commands_may_be_piped_into_a_shell_in_a_terminal() {
     let host = Host::start();
-    let output = run_with_input(&mut host.ssh(&["-tt"]), b"echo hel''lo\n");
+    let output = run_with_input(&mut host.ssh(&["-tt"]), b"echo hel''lo; exit 4\n");
     assert!(String::from_utf8_lossy(&output.stdout).contains("hello"));
-    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(output.status.code(), Some(4));
 }
 
 #[test]
@@ -119,5 +123,7 @@ fn a_key_may_be_denied_a_terminal() {
     let host = Host::start();
     host.authorize(&[&host.public_line("user", "no-pty ")]);
     let output = host.ssh(&["-tt"]).arg("tty").output().unwrap();
-    assert!(String::from_utf8_lossy(&output.stdout).contains("not a tty"));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("PTY allocation request failed"), "{stderr}");
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("/dev/"));
 }
