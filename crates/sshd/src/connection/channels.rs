@@ -21,6 +21,15 @@ struct Entry {
     inbox: Inbox,
     closing: CancellationToken,
     session: Option<Session>,
+    served: Served,
+}
+
+/// Whether somebody serves a channel already. One that this side opened may be confirmed, filled and closed by the peer
+/// before the task that opened it gets to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Served {
+    Yes,
+    NotYet,
 }
 
 impl Channels {
@@ -28,16 +37,31 @@ impl Channels {
         Channels { open: Arc::default(), flow, closing }
     }
 
-    /// The bytes that arrive, and a token that is cancelled once the channel or its connection has gone.
+    /// A channel that the peer opens: the bytes that arrive, and a token that is cancelled once the channel or its
+    /// connection has gone.
     pub(crate) fn open(&self, id: ChannelId, session: Option<Session>) -> (Inbox, CancellationToken) {
-        let (inbox, closing) = (Inbox::new(Arc::clone(&self.flow)), self.closing.child_token());
-        self.lock().insert(id, Entry { inbox: inbox.clone(), closing: closing.clone(), session });
-        (inbox, closing)
+        let entry = Entry { session, ..self.entry(Served::Yes) };
+        let ends = entry.ends();
+        self.lock().insert(id, entry);
+        ends
     }
 
-    /// What was made for a channel that the peer has confirmed, unless it has closed it since.
-    pub(crate) fn forwarded(&self, id: ChannelId) -> Option<(Inbox, CancellationToken)> {
-        self.lock().get(&id).map(|entry| (entry.inbox.clone(), entry.closing.clone()))
+    /// A channel that this side has opened was confirmed: from here on, bytes may arrive.
+    pub(crate) fn confirmed(&self, id: ChannelId) {
+        self.lock().entry(id).or_insert_with(|| self.entry(Served::NotYet));
+    }
+
+    /// The same as of [`Channels::open`] for whoever opened the channel, before or after it hears of the confirmation.
+    pub(crate) fn opened(&self, id: ChannelId) -> (Inbox, CancellationToken) {
+        let mut open = self.lock();
+        let entry = open.entry(id).or_insert_with(|| self.entry(Served::NotYet));
+        entry.served = Served::Yes;
+        entry.ends()
+    }
+
+    fn entry(&self, served: Served) -> Entry {
+        let (inbox, closing) = (Inbox::new(Arc::clone(&self.flow)), self.closing.child_token());
+        Entry { inbox, closing, session: None, served }
     }
 
     pub(crate) fn sessions(&self) -> usize {
@@ -65,7 +89,18 @@ impl Channels {
         }
     }
 
-    /// Also when it is not there any more.
+    /// The peer has closed it.
+    pub(crate) fn closed(&self, id: ChannelId) {
+        let mut open = self.lock();
+        let Some(entry) = open.get(&id) else { return };
+        entry.closing.cancel();
+        entry.inbox.discard();
+        if entry.served == Served::Yes {
+            open.remove(&id);
+        }
+    }
+
+    /// Whoever served it is done; also when it is not there any more.
     pub(crate) fn remove(&self, id: ChannelId) {
         let removed = self.lock().remove(&id);
         if let Some(entry) = removed {
@@ -76,5 +111,51 @@ impl Channels {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ChannelId, Entry>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn ends(&self) -> (Inbox, CancellationToken) {
+        (self.inbox.clone(), self.closing.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russh::keys::ssh_encoding::Decode;
+
+    use super::*;
+
+    fn channels() -> (Channels, ChannelId) {
+        (
+            Channels::new(Arc::default(), CancellationToken::new()),
+            ChannelId::decode(&mut &[0, 0, 0, 7][..]).unwrap(),
+        )
+    }
+
+    #[tokio::test]
+    async fn who_opened_a_channel_may_hear_of_it_before_or_after_its_bytes_come() {
+        let (channels, id) = channels();
+        channels.confirmed(id);
+        channels.push(id, b"early").unwrap();
+        let (inbox, _) = channels.opened(id);
+        assert_eq!(inbox.next().await.as_deref(), Some(&b"early"[..]));
+        let (channels, id) = self::channels();
+        let (inbox, _) = channels.opened(id);
+        channels.confirmed(id);
+        channels.push(id, b"late").unwrap();
+        assert_eq!(inbox.next().await.as_deref(), Some(&b"late"[..]));
+    }
+
+    #[tokio::test]
+    async fn a_channel_that_was_closed_before_it_was_served_is_known_as_closed() {
+        let (channels, id) = channels();
+        channels.confirmed(id);
+        channels.closed(id);
+        let (inbox, closing) = channels.opened(id);
+        assert!(closing.is_cancelled());
+        assert_eq!(inbox.next().await, None);
+        channels.remove(id);
+        assert!(channels.lock().is_empty());
     }
 }

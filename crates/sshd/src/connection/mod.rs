@@ -340,12 +340,12 @@ impl Handler for Connection {
         _: u32,
         _: &mut Protocol,
     ) -> Handled {
-        self.channels.open(id, None);
+        self.channels.confirmed(id);
         Ok(())
     }
 
     async fn channel_close(&mut self, id: ChannelId, _: &mut Protocol) -> Handled {
-        self.channels.remove(id);
+        self.channels.closed(id);
         Ok(())
     }
 

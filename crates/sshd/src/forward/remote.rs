@@ -66,24 +66,19 @@ impl Listening {
     /// A connection for which there is no place is closed.
     fn offer(&self, stream: TcpStream, peer: SocketAddr) {
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else { return };
-        let (handle, channels, closing) = (self.handle.clone(), self.channels.clone(), self.closing.clone());
+        let (handle, channels) = (self.handle.clone(), self.channels.clone());
         let (host, port) = (self.host.clone(), self.port);
         self.tasks.spawn(async move {
             let _place = place;
             let origin = peer.ip().to_canonical().to_string();
             let opening = handle.channel_open_forwarded_tcpip(host, port, origin, u32::from(peer.port()));
-            let opened = tokio::select! {
-                opened = opening => opened,
-                () = closing.cancelled() => return,
-            };
-            let Ok(channel) = opened else { return };
+            // The end of the connection ends this wait too.
+            let Ok(channel) = opening.await else { return };
             let id = channel.id();
             let (_, writer) = channel.split();
-            // Made when the peer confirmed, before anything could arrive.
-            if let Some((inbox, closing)) = channels.forwarded(id) {
-                carry(stream, Arc::new(writer), inbox, closing).await;
-                channels.remove(id);
-            }
+            let (inbox, closing) = channels.opened(id);
+            carry(stream, Arc::new(writer), inbox, closing).await;
+            channels.remove(id);
         });
     }
 }

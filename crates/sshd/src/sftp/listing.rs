@@ -16,7 +16,7 @@ pub(super) fn attributes(stat: &Stat) -> Attributes {
         size: u64::try_from(stat.st_size).ok(),
         owner: Some((stat.st_uid, stat.st_gid)),
         permissions: Some(stat.st_mode),
-        times: Some((seconds(stat.st_atime.into()), seconds(stat.st_mtime.into()))),
+        times: Some((seconds(stat.st_atime), seconds(stat.st_mtime))),
     }
 }
 
@@ -46,7 +46,7 @@ impl Names {
             |names: &HashMap<u32, String>, id: u32| names.get(&id).cloned().unwrap_or_else(|| id.to_string());
         let (user, group) = (named(&self.users, stat.st_uid), named(&self.groups, stat.st_gid));
         let (mode, links, size) = (permissions(stat), stat.st_nlink, stat.st_size);
-        let date = date(stat.st_mtime.into());
+        let date = date(stat.st_mtime);
         let mut line = format!("{mode} {links:>4} {user:<8} {group:<8} {size:>8} {date} ").into_bytes();
         // A line that does not end where it should could pretend to be two.
         line.extend(name.as_bytes().iter().map(|byte| if byte.is_ascii_control() { b'?' } else { *byte }));

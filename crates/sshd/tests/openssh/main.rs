@@ -3,6 +3,8 @@
 //! Needs the Debian packages `openssh-client`, `rsync` and `python3`. Tests that become somebody else need root, and say so
 //! and pass where they are not.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
+
 mod activity;
 mod authentication;
 mod files;
