@@ -89,15 +89,24 @@ impl Channels {
         }
     }
 
-    /// The peer has closed it.
+    /// The peer has closed it; what it sent before can still be taken.
     pub(crate) fn closed(&self, id: ChannelId) {
         let mut open = self.lock();
         let Some(entry) = open.get(&id) else { return };
+        entry.inbox.end();
         entry.closing.cancel();
-        entry.inbox.discard();
         if entry.served == Served::Yes {
             open.remove(&id);
         }
+    }
+
+    /// The connection has gone, and with it all its channels.
+    pub(crate) fn all_closed(&self) {
+        let open = std::mem::take(&mut *self.lock());
+        for entry in open.into_values() {
+            entry.inbox.end();
+        }
+        self.closing.cancel();
     }
 
     /// Whoever served it is done; also when it is not there any more.

@@ -226,7 +226,7 @@ impl Connection {
 impl Drop for Connection {
     /// The protocol's task is over, however it ended.
     fn drop(&mut self) {
-        self.closing.cancel();
+        self.channels.all_closed();
     }
 }
 

@@ -1,5 +1,6 @@
 //! Moves bytes between a channel and a socket, each direction until its end.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -14,19 +15,25 @@ use crate::session::Writer;
 const READ: usize = 32 << 10;
 /// For the peer to close a channel whose both directions have ended, which spares the library a remnant of it.
 const CLOSE_WAIT: Duration = Duration::from_secs(2);
+/// For a socket to take what is left when the channel has gone.
+const DELIVERY: Duration = Duration::from_secs(30);
 
 pub(super) async fn carry(stream: TcpStream, writer: Writer, inbox: Inbox, closing: CancellationToken) {
     let _ = stream.set_nodelay(true);
     let (reader, sender) = stream.into_split();
-    let both = async {
-        let both = tokio::join!(from_socket(reader, &writer), to_socket(&inbox, sender));
-        // A side that failed has taken the other with it by now, so nothing waits for a peer's good will here.
-        let _: ((), ()) = both;
-        tokio::time::sleep(CLOSE_WAIT).await;
-    };
-    tokio::select! {
-        () = both => {}
-        () = closing.cancelled() => {}
+    let (mut inward, mut outward) = (pin!(to_socket(&inbox, sender)), pin!(from_socket(reader, &writer)));
+    let (mut inward_done, mut outward_done) = (false, false);
+    loop {
+        tokio::select! {
+            () = &mut inward, if !inward_done => inward_done = true,
+            () = &mut outward, if !outward_done => outward_done = true,
+            () = closing.cancelled() => break,
+            () = tokio::time::sleep(CLOSE_WAIT), if inward_done && outward_done => break,
+        }
+    }
+    if !inward_done {
+        // A peer closes a channel as soon as it has nothing to add: what it sent before is still owed.
+        let _ = tokio::time::timeout(DELIVERY, inward).await;
     }
     inbox.discard();
     let _ = writer.close().await;

@@ -128,30 +128,31 @@ impl Run {
     async fn follow(&self, group: i32, mut exit: ExitFuture, ends: Ends) {
         let Ends { input, output, errors } = ends;
         let progress = Progress::default();
-        let inbox = self.inbox.clone();
-        let feeding = async move {
-            feed(&inbox, input).await;
-            inbox.discard();
+        let mut feeding = Box::pin(async {
+            feed(&self.inbox, input).await;
+            self.inbox.discard();
             // Not to be over before the program is.
             std::future::pending::<()>().await;
-        };
-        let draining = async {
+        });
+        let mut draining = Box::pin(async {
             tokio::join!(
                 drain(output, &self.writer, None, &progress),
                 drain(errors, &self.writer, Some(STDERR), &progress)
             );
-        };
-        tokio::pin!(feeding, draining);
+        });
         let mut drained = false;
         let ended = loop {
             tokio::select! {
-                ended = &mut exit => break Some(ended),
+                ended = &mut exit => break ended,
                 () = &mut draining, if !drained => drained = true,
                 () = &mut feeding => {}
-                () = self.closing.cancelled() => break None,
+                () = self.closing.cancelled() => {
+                    // Nobody listens any more, which the program may notice by itself.
+                    drop(draining);
+                    return self.hang_up(group, exit, feeding).await;
+                }
             }
         };
-        let Some(ended) = ended else { return self.hang_up(group, exit).await };
         self.leader.ended();
         if !drained {
             tokio::select! {
@@ -166,16 +167,27 @@ impl Run {
         }
     }
 
-    /// Ends whatever the session has running in its own groups: asked first, then made to.
-    async fn hang_up(&self, group: i32, mut exit: ExitFuture) {
-        self.leader.signal(Signal::HUP);
+    /// Ends whatever the session has running in its own groups: by the end of its input, then asked, then made to.
+    async fn hang_up(&self, group: i32, mut exit: ExitFuture, feeding: impl Future<Output = ()>) {
+        let mut ended = false;
+        if self.terminal.is_none() {
+            // What the peer sent before it went is still owed to a program that only has to write it down.
+            tokio::select! {
+                _ = &mut exit => ended = true,
+                () = feeding => {}
+                () = tokio::time::sleep(self.hangup_grace) => {}
+            }
+        }
         let foreground = self.terminal.as_ref().and_then(|terminal| terminal.foreground());
-        let left = tokio::time::timeout(self.hangup_grace, &mut exit).await.is_err();
+        if !ended {
+            self.leader.signal(Signal::HUP);
+            ended = tokio::time::timeout(self.hangup_grace, &mut exit).await.is_ok();
+        }
         // Also when the leader has gone: a group outlives it, and its number stays taken as long.
         let groups = [Some(group), foreground.filter(|foreground| *foreground != group)];
         groups.into_iter().flatten().for_each(|group| self.leader.launch.signal(group, Signal::KILL));
         self.leader.ended();
-        if left {
+        if !ended {
             exit.await;
         }
     }

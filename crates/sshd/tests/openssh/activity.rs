@@ -1,9 +1,9 @@
 //! What is counted as going on, and what ends with a connection.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
 
-use crate::host::{Host, lives, run};
+use crate::host::{Host, lives, noise, run};
 
 /// A session that prints the number of a process of its own, and the process.
 fn session(host: &Host, command: &str) -> (Child, String) {
@@ -50,4 +50,27 @@ fn the_end_of_the_server_ends_every_session() {
     assert!(!lives(&pid));
     assert_eq!(client.wait().unwrap().code(), Some(255));
     assert!(!host.ssh(&[]).arg("true").stderr(Stdio::null()).status().unwrap().success());
+}
+
+#[test]
+fn what_a_peer_sent_before_it_went_is_still_written_down() {
+    let host = Host::start();
+    let control = format!("-oControlPath={}", host.path("control").display());
+    let mut master = host.ssh(&["-N", "-oControlMaster=yes", &control]).spawn().unwrap();
+    host.wait_for("the control socket", || host.path("control").exists());
+    // The client of a shared connection that is killed closes its channel and nothing else.
+    let mut ssh = host.ssh(&["-oControlMaster=no", &control]);
+    let mut client =
+        ssh.arg("echo $$; sleep 1; cat > late").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(client.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let bytes = noise(300_000);
+    client.stdin.take().unwrap().write_all(&bytes).unwrap();
+    client.kill().unwrap();
+    client.wait().unwrap();
+    host.wait_for("the program to end", || !lives(line.trim()));
+    let written = std::fs::read(host.home("late")).unwrap_or_default();
+    assert!(!written.is_empty() && bytes.starts_with(&written), "{} bytes", written.len());
+    master.kill().unwrap();
+    master.wait().unwrap();
 }
