@@ -21,7 +21,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sandglass-netlink", &[]),
     ("sandglass-egress", &["sandglass-netlink", "sandglass-proxy"]),
     ("sandglass-runtimes", &["sandglass-sandbox", "sandglass-images", "sandglass-shim"]),
-    ("sandglass-agent", &["sandglass-api", "sandglass-sandbox", "sandglass-proxy"]),
+    ("sandglass-sshd", &[]),
+    ("sandglass-agent", &["sandglass-api", "sandglass-sandbox", "sandglass-proxy", "sandglass-sshd"]),
     (
         "sandglass-server",
         &[
@@ -61,6 +62,7 @@ const WALLS: &[(&str, &[&str])] = &[
     ("tonic", &["sandglass-runtimes"]),
     ("oci-client", &["sandglass-images"]),
     ("seccompiler", &["sandglass-shim", "sandglass-agent"]),
+    ("russh", &["sandglass-sshd"]),
     ("rustix", KERNEL),
     ("libc", KERNEL),
     ("axum", &["sandglass-agent", "sandglass-server", "sandglass"]),
@@ -74,6 +76,7 @@ const KERNEL: &[&str] = &[
     "sandglass-netlink",
     "sandglass-egress",
     "sandglass-shim",
+    "sandglass-sshd",
     "sandglass-agent",
     "sandglass-runtimes",
     "sandglass-images",
