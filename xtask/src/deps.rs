@@ -22,8 +22,20 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sandglass-netlink", &[]),
     ("sandglass-egress", &["sandglass-netlink", "sandglass-proxy"]),
     ("sandglass-runtimes", &["sandglass-sandbox", "sandglass-images", "sandglass-shim"]),
-    ("sandglass-agent", &["sandglass-api", "sandglass-sandbox", "sandglass-proxy", "sandglass-supervise"]),
     ("sandglass-supervise", &["sandglass-sandbox"]),
+    ("sandglass-sshd", &[]),
+    (
+        "sandglass-agent",
+        &[
+            "sandglass-api",
+            "sandglass-sandbox",
+            "sandglass-proxy",
+            "sandglass-supervise",
+            "sandglass-sshd",
+            "sandglass-bridge",
+            "sandglass-repository",
+        ],
+    ),
     (
         "sandglass-server",
         &[
@@ -63,6 +75,7 @@ const WALLS: &[(&str, &[&str])] = &[
     ("tonic", &["sandglass-runtimes"]),
     ("oci-client", &["sandglass-images"]),
     ("seccompiler", &["sandglass-shim", "sandglass-agent"]),
+    ("russh", &["sandglass-sshd"]),
     ("rustix", KERNEL),
     ("libc", KERNEL),
     ("axum", &["sandglass-agent", "sandglass-server", "sandglass"]),
@@ -76,6 +89,7 @@ const KERNEL: &[&str] = &[
     "sandglass-netlink",
     "sandglass-egress",
     "sandglass-shim",
+    "sandglass-sshd",
     "sandglass-agent",
     "sandglass-runtimes",
     "sandglass-images",

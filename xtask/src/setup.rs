@@ -35,6 +35,8 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("node", "nodejs"),
     ("npm", "npm"),
     ("python3", "python3"),
+    ("ssh", "openssh-client"),
+    ("rsync", "rsync"),
     ("wrk", "wrk"),
 ];
 
