@@ -184,6 +184,8 @@ pub enum Obligation {
     Artifact { name: ArtifactName, until: Option<Timestamp> },
     /// The image that the attempts start from is held.
     Parent { image: ImageId },
+    /// The vault keeps what the build needs in confidence.
+    Secrets,
 }
 
 /// How a build that has no image ended.

@@ -24,5 +24,5 @@ mod time;
 #[cfg(test)]
 mod tests;
 
-//pub use driver::{Builds, Ports, Settings};
+pub use driver::{Builds, Ports, Settings};
 pub use sandglass_sandbox::{ImageBuildId, ImageId, PrebuildId};

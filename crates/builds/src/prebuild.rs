@@ -33,17 +33,33 @@ pub struct Prebuild {
     pub created_at: Timestamp,
 }
 
-/// When the remote is looked at next, and why.
+/// When the remote is looked at next, and why. Pushes and requests are counted, so that one that comes during a look is not taken for answered
+/// by it, and one whose look was cut off is not forgotten.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Schedule {
     pub next_poll_at: Option<Timestamp>,
+    pub pushes: Answered,
     /// The first push that no look has answered yet.
     pub pushed_at: Option<Timestamp>,
-    /// Somebody asked for a look at once, also for a commit that failed before.
-    pub triggered: bool,
-    /// Looks begun. A push while one is under way is not answered by it.
-    pub looks: u64,
+    /// Requests for a look at once, also for a commit that failed before.
+    pub requests: Answered,
+    /// Somebody looks, and is believed to be at it until then.
+    pub looking_until: Option<Timestamp>,
+}
+
+/// How many there were, and up to which one they were answered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answered {
+    pub seen: u64,
+    pub answered: u64,
+}
+
+impl Answered {
+    pub fn pending(self) -> bool {
+        self.seen > self.answered
+    }
 }
 
 /// The commit that was last seen, and what was done about it.

@@ -22,7 +22,10 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// A step, or a capture that surely did not happen, failed.
-    Failed { step: Option<StepName>, error: EngineError },
+    Failed {
+        step: Option<StepName>,
+        error: EngineError,
+    },
     /// The capture may or may not have happened, and nothing was found under its name.
     CaptureLost(String),
     Cancelled(Cancel),
@@ -94,9 +97,8 @@ pub fn after_attempt(
             (BuildState::Failed, cause_of(row, *step, error))
         }
     };
-    let negative = cause.kind.sticks().then(|| {
-        NegativeChange::Remember(remember(row, &cause, negative, rules, now))
-    });
+    let negative =
+        cause.kind.sticks().then(|| NegativeChange::Remember(remember(row, &cause, negative, rules, now)));
     let mut row = ended(row, state, cause, now)?;
     owe_late_artifacts(&mut row, rules, now);
     if let Some(cause) = &row.cause

@@ -8,49 +8,72 @@ use super::Rules;
 use crate::{
     build::{BuildState, CauseKind, ImageBuild},
     key::BuildKey,
-    prebuild::{Prebuild, Schedule, Seen},
+    prebuild::{Answered, Prebuild, Seen},
     time::after,
 };
 
 /// When the next look is due; `None`: not before somebody asks or pushes.
 pub fn due_at(prebuild: &Prebuild, rules: &Rules) -> Option<Timestamp> {
     let schedule = &prebuild.schedule;
-    if schedule.triggered {
-        return Some(Timestamp::clamped(0));
-    }
-    if !prebuild.enabled {
-        return None;
-    }
-    let push = schedule.pushed_at.map(|at| after(at, rules.push_window));
-    match (push, schedule.next_poll_at) {
-        (Some(push), Some(poll)) => Some(push.min(poll)),
-        (push, poll) => push.or(poll),
-    }
+    let push = schedule.pushed_at.filter(|_| schedule.pushes.pending());
+    let due = if schedule.requests.pending() {
+        Some(prebuild.created_at)
+    } else if !prebuild.enabled {
+        None
+    } else {
+        let push = push.map(|at| after(at, rules.push_window));
+        push.into_iter().chain(schedule.next_poll_at).min()
+    };
+    due.map(|at| schedule.looking_until.map_or(at, |until| until.max(at)))
 }
 
-/// The row after a push: the first one starts the window, later ones change nothing.
+/// The row after a push: the first one starts the window, later ones are answered with it.
 pub fn pushed(prebuild: &Prebuild, now: Timestamp) -> Prebuild {
     let mut next = prebuild.clone();
-    next.schedule.pushed_at.get_or_insert(now);
+    if !next.schedule.pushes.pending() {
+        next.schedule.pushed_at = Some(now);
+    }
+    next.schedule.pushes.seen += 1;
     next
 }
 
 /// The row when somebody asks for a look at once.
-pub fn triggered(prebuild: &Prebuild) -> Prebuild {
+pub fn requested(prebuild: &Prebuild) -> Prebuild {
     let mut next = prebuild.clone();
-    next.schedule.triggered = true;
+    next.schedule.requests.seen += 1;
     next
 }
 
-/// The row with a look begun and the next poll set, so that neither a crash nor a slow remote makes it look twice. A push from here on
-/// is for the next look, as this one may have read the remote before it.
+/// What a look answers: the pushes and requests of when it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    pushes: u64,
+    requests: u64,
+    /// Somebody asked, so a commit that failed before is tried again.
+    pub asked: bool,
+}
+
+/// The row with a look begun, so that nobody else begins one for the `patience`, and the look.
+pub fn look_began(prebuild: &Prebuild, patience: Duration, now: Timestamp) -> (Prebuild, Look) {
+    let mut next = prebuild.clone();
+    next.schedule.looking_until = Some(after(now, patience));
+    let Answered { seen: pushes, .. } = next.schedule.pushes;
+    let requests = next.schedule.requests;
+    (next, Look { pushes, requests: requests.seen, asked: requests.pending() })
+}
+
+/// The row with the look over and the next poll set. What came meanwhile is for another look, as this one may have read the remote before.
 ///
 /// `chance` is anything between 0 and 999, evenly spread.
-pub fn look_began(prebuild: &Prebuild, rules: &Rules, chance: u32, now: Timestamp) -> Prebuild {
-    let next_poll_at = prebuild.poll_seconds.map(|seconds| after(now, spread(seconds, rules, chance)));
-    let looks = prebuild.schedule.looks + 1;
-    let schedule = Schedule { next_poll_at, pushed_at: None, triggered: false, looks };
-    Prebuild { schedule, ..prebuild.clone() }
+pub fn look_ended(prebuild: &Prebuild, look: Look, rules: &Rules, chance: u32, now: Timestamp) -> Prebuild {
+    let mut next = prebuild.clone();
+    let schedule = &mut next.schedule;
+    schedule.next_poll_at = prebuild.poll_seconds.map(|seconds| after(now, spread(seconds, rules, chance)));
+    schedule.looking_until = None;
+    schedule.pushes.answered = schedule.pushes.answered.max(look.pushes);
+    schedule.requests.answered = schedule.requests.answered.max(look.requests);
+    schedule.pushed_at = schedule.pushes.pending().then_some(now);
+    next
 }
 
 /// The interval, up to the jitter's share shorter or longer.

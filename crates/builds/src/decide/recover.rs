@@ -44,10 +44,18 @@ pub fn recovery(row: &ImageBuild, mine: bool, takeover: Takeover, now: Timestamp
 /// Something to be undone now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Due {
-    Discard { attempt: u32 },
+    Discard {
+        attempt: u32,
+    },
     /// Remove what is there; the obligation ends if nothing is left and nothing can come any more.
-    RemoveArtifact { name: ArtifactName, settled: bool },
-    Release { image: ImageId },
+    RemoveArtifact {
+        name: ArtifactName,
+        settled: bool,
+    },
+    Release {
+        image: ImageId,
+    },
+    ForgetSecrets,
 }
 
 /// What of a row's obligations can be carried out now: nothing that a running attempt still needs.
@@ -63,6 +71,7 @@ pub fn due(row: &ImageBuild, now: Timestamp) -> Vec<Due> {
                 .then(|| Due::RemoveArtifact { name: name.clone(), settled })
         }
         Obligation::Parent { image } => row.state.terminal().then_some(Due::Release { image: *image }),
+        Obligation::Secrets => row.state.terminal().then_some(Due::ForgetSecrets),
     };
     row.obligations.iter().filter_map(due).collect()
 }
@@ -74,6 +83,7 @@ pub fn done(row: &ImageBuild, done: &[Due]) -> ImageBuild {
             (Due::Discard { attempt }, Obligation::Workspace { attempt: owed }) => attempt == owed,
             (Due::RemoveArtifact { name, .. }, Obligation::Artifact { name: owed, .. }) => name == owed,
             (Due::Release { image }, Obligation::Parent { image: owed }) => image == owed,
+            (Due::ForgetSecrets, Obligation::Secrets) => true,
             _ => false,
         })
     };

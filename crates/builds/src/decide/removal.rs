@@ -55,7 +55,11 @@ pub fn refused(image: &Image, rules: &Rules) -> Result<Image, IllegalTransition>
     let failures = image.restore_failures.saturating_add(1);
     let counted = Image { restore_failures: failures, ..image.clone() };
     let usable = matches!(image.state, ImageState::Ready | ImageState::Superseded);
-    if usable && failures >= rules.quarantine_at { counted.becoming(ImageState::Quarantined) } else { Ok(counted) }
+    if usable && failures >= rules.quarantine_at {
+        counted.becoming(ImageState::Quarantined)
+    } else {
+        Ok(counted)
+    }
 }
 
 /// The row after a try to remove the artifact that did not remove it for certain.

@@ -33,11 +33,7 @@ pub enum Why {
 
 /// Decides. Nothing that is held or tagged goes. The newest usable image of a lineage goes only for the budget, as the last of all: else
 /// every recipe that was ever built would keep its space for good.
-pub fn plan(
-    images: &[Image],
-    wishes: &BTreeMap<Lineage, Wish>,
-    rules: &Rules,
-) -> Vec<(ImageId, Why)> {
+pub fn plan(images: &[Image], wishes: &BTreeMap<Lineage, Wish>, rules: &Rules) -> Vec<(ImageId, Why)> {
     let mut goes: Vec<(ImageId, Why)> = Vec::new();
     let mut lineages: BTreeMap<&Lineage, Vec<&Image>> = BTreeMap::new();
     for image in images {
@@ -83,7 +79,8 @@ fn shrink(
     let stays = |image: &&Image| {
         !gone.contains(&image.id) && !matches!(image.state, ImageState::Deleting | ImageState::Deleted)
     };
-    let mut taken: u64 = images.iter().filter(stays).fold(0, |sum, image| sum.saturating_add(image.size_bytes));
+    let mut taken: u64 =
+        images.iter().filter(stays).fold(0, |sum, image| sum.saturating_add(image.size_bytes));
     spare.sort_by_key(|image| (image.last_used_at, image.id));
     newest_ones.sort_by_key(|image| (image.last_used_at, image.id));
     for image in spare.into_iter().chain(newest_ones) {

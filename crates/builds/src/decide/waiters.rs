@@ -1,6 +1,6 @@
 //! Who waits for a build, and what becomes of it when they leave.
 
-use crate::build::{BuildState, Cancel, ImageBuild, IllegalTransition};
+use crate::build::{BuildState, Cancel, IllegalTransition, ImageBuild};
 use sandglass_sandbox::Timestamp;
 
 use super::ending;
