@@ -227,7 +227,7 @@ struct Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.driver.mine().remove(&self.id);
+        // Not the sweep: what a task could not clear is left to the next regular one, or the two would keep each other busy.
         self.driver.turn.notify_one();
-        self.driver.dirt.notify_one();
     }
 }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     build::CauseKind,
+    driver::BuildError,
     testing::{Fault, Faults},
 };
 
@@ -29,18 +30,31 @@ async fn start(around: &Surroundings, run: usize, faults: &Arc<Faults>) -> Optio
 async fn serve(around: &Surroundings, run: usize, faults: Arc<Faults>) {
     let Some(builds) = start(around, run, &faults).await else { return };
     let served = async {
-        let id = loop {
-            match builds.submit(Submission { force: false, ..sandbox(1, 1, "waiter") }).await {
-                Ok(Submitted::Build { build, .. }) => break build.id,
-                Ok(Submitted::Image { .. }) => return,
+        loop {
+            match builds.submit(sandbox(1, 1, "waiter")).await {
+                Ok(Submitted::Build { build, .. }) => {
+                    while builds.wait(build.id).await.is_err() {}
+                    break;
+                }
                 Ok(Submitted::WithoutImage) => panic!("an image was asked for"),
-                Err(crate::driver::BuildError::Refused(_)) => return,
+                Ok(Submitted::Image { .. }) | Err(BuildError::Refused(_)) => break,
                 Err(_) => {}
             }
-        };
-        while builds.wait(id).await.is_err() {}
-        // What is left is cleared after the end.
-        tokio::time::sleep(Duration::from_secs(3600)).await;
+        }
+        // What is left is cleared after the end; a late artifact is waited for a quarter of an hour.
+        for _ in 0..1000 {
+            if around
+                .tables
+                .lock()
+                .unwrap()
+                .builds
+                .values()
+                .all(|b| b.state.terminal() && b.obligations.is_empty())
+            {
+                break;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
     };
     tokio::select! {
         () = served => {}
@@ -149,7 +163,10 @@ async fn a_build_that_ends_its_server_every_time_is_given_up() {
     stage.around.world.lock().unwrap().step_takes = Duration::from_secs(60);
     let build = stage.submit(explicit(1, 1)).await;
     for run in 1..=4 {
-        stage.until_state(build.id, BuildState::Running).await;
+        let attempt = u32::try_from(run).unwrap();
+        stage
+            .until("its next attempt", |a| a.tables.lock().unwrap().builds[&build.id].attempt == attempt)
+            .await;
         stage = stage.restarted(run).await;
     }
     let cause = stage.builds.wait(build.id).await.unwrap().unwrap_err();

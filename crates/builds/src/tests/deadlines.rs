@@ -91,6 +91,7 @@ async fn who_waits_at_a_screen_goes_before_prebuilds() {
     let prebuild = crate::PrebuildId::random();
     let late = stage.submit(Submission { origin: Origin::Prebuild(prebuild), ..explicit(2, 1) }).await;
     let joined = stage.submit(Submission { origin: Origin::Prebuild(prebuild), ..explicit(3, 1) }).await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
     let early = stage.submit(sandbox(4, 1, "a")).await;
     // Somebody waits for it now, so it is no less urgent than others.
     assert_eq!(stage.submit(sandbox(3, 1, "b")).await.priority, Priority::Interactive);
