@@ -168,7 +168,7 @@ pub struct ImageBuild {
     pub obligations: Vec<Obligation>,
 
     pub created_at: Timestamp,
-    /// When it last entered the queue.
+    /// Its place in the queue, which it keeps over its attempts.
     pub queued_at: Timestamp,
     pub started_at: Option<Timestamp>,
     pub finished_at: Option<Timestamp>,

@@ -232,7 +232,9 @@ fn owe_late_artifacts(row: &mut ImageBuild, rules: &Rules, now: Timestamp) {
 
 fn past_deadline(row: &ImageBuild) -> Cause {
     match row.state {
-        BuildState::Queued => Cause::new(CauseKind::TimedOut, "the build did not get its turn in time"),
+        BuildState::Queued if row.attempt == 0 => {
+            Cause::new(CauseKind::TimedOut, "the build did not get its turn in time")
+        }
         BuildState::Finalizing => Cause::new(CauseKind::TimedOut, "the image was not captured in time"),
         _ => Cause::timed_out(Duration::from_secs(row.timeout_seconds)),
     }

@@ -209,7 +209,10 @@ impl Driver {
                 Some(build.id)
             }
             Ok(Submitted::Image { image, .. }) => {
-                self.tag_found(prebuild, &image).await?;
+                // Later, somebody may have moved the name elsewhere on purpose.
+                if prebuild.seen.as_ref().is_none_or(|seen| seen.key != key) {
+                    self.tag_found(prebuild, &image).await?;
+                }
                 None
             }
             Ok(Submitted::WithoutImage) => None,

@@ -296,8 +296,11 @@ impl Driver {
             Unchanged::Refused(illegal) => illegal.into(),
             Unchanged::Store(error) => error.into(),
         })?;
+        if row.state.terminal() {
+            self.close_log(id).await;
+        }
         self.turn.notify_one();
-        // What it leaves is cleared away, and its log closed, if it ended with this.
+        // What it leaves is cleared away if it ended with this.
         self.dirt.notify_one();
         Ok(row)
     }

@@ -59,7 +59,7 @@ impl Driver {
                 }
                 Recovery::FindArtifact(name) => self.spawn_for(id, |driver| driver.find_artifact(id, name)),
                 Recovery::Nothing if !mine && !recover::due(&row, self.now()).is_empty() => {
-                    self.spawn_for(id, |driver| async move { driver.clear_ended(id).await });
+                    self.spawn_for(id, |driver| async move { driver.clear(id).await });
                 }
                 Recovery::Nothing => {}
             }
@@ -74,15 +74,11 @@ impl Driver {
         }
     }
 
-    async fn clear_ended(self: Arc<Self>, id: ImageBuildId) {
-        // Cancelled before its turn: nobody closed its log yet.
-        if let Ok(Some(row)) = self.ports.store.build(id).await
-            && row.state.terminal()
-            && let Err(error) = self.ports.logs.seal(id).await
-        {
+    /// Whoever follows the log of a build that ended comes to its end.
+    pub(super) async fn close_log(&self, id: ImageBuildId) {
+        if let Err(error) = self.ports.logs.seal(id).await {
             warn!(build = %id, %error, "the log of the build was not closed");
         }
-        self.clear(id).await;
     }
 
     /// The attempt is over with its owner: the build waits for another turn, or ends.

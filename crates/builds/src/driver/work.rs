@@ -156,9 +156,8 @@ impl Driver {
         let row = self.change_at_last(id, decide).await?;
         if let Ok(row) = &row
             && row.state.terminal()
-            && let Err(error) = self.ports.logs.seal(id).await
         {
-            warn!(build = %id, %error, "the log of the build was not closed");
+            self.close_log(id).await;
         }
         Some(row)
     }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     build::CauseKind,
+    decide::removal::Insistence,
     driver::BuildError,
     testing::{Fault, Faults},
 };
@@ -26,12 +27,24 @@ async fn start(around: &Surroundings, run: usize, faults: &Arc<Faults>) -> Optio
     }
 }
 
+/// Where the build that is disturbed starts from an older image, and needs secrets.
+async fn with_older_image() -> Surroundings {
+    let around = Surroundings::default();
+    let stage = Stage::with(around.clone(), 100, |_| {}).await;
+    stage.image(explicit(1, 2)).await;
+    stage.until_clean().await;
+    stage.builds.shut().await;
+    around.world.lock().unwrap().captures.clear();
+    around
+}
+
 /// A server that is asked for an image, asks again if the answer is lost, and waits for the end; until it crashed.
 async fn serve(around: &Surroundings, run: usize, faults: Arc<Faults>) {
     let Some(builds) = start(around, run, &faults).await else { return };
     let served = async {
         loop {
-            match builds.submit(sandbox(1, 1, "waiter")).await {
+            let resolved = with_secret(resolved(1, 1));
+            match builds.submit(Submission { resolved, fit: Match::Exact, ..sandbox(1, 1, "waiter") }).await {
                 Ok(Submitted::Build { build, .. }) => {
                     while builds.wait(build.id).await.is_err() {}
                     break;
@@ -64,11 +77,13 @@ async fn serve(around: &Surroundings, run: usize, faults: Arc<Faults>) {
 
 /// What has to be true when no server fails any more.
 fn check(around: &Surroundings, what: &str) {
+    let of_key = |key: &BuildKey| *key == build_key(1, 1);
     let (tables, world) = (around.tables.lock().unwrap(), around.world.lock().unwrap());
     let images: BTreeSet<_> = tables.images.values().map(|image| image.artifact.clone()).collect();
     let artifacts: BTreeSet<_> = world.artifacts.keys().cloned().collect();
     assert_eq!(images, artifacts, "{what}: every artifact is an image's, and every image has one");
-    assert!(artifacts.len() <= 1, "{what}: {artifacts:?}");
+    let made = tables.images.values().filter(|image| of_key(&image.key)).count();
+    assert!(made <= 1, "{what}: {artifacts:?}");
     assert!(world.workspaces.is_empty(), "{what}: {:?}", world.workspaces);
     assert!(tables.builds.values().all(|b| b.state.terminal() && b.obligations.is_empty()), "{what}");
     for build in tables.builds.values() {
@@ -88,12 +103,11 @@ fn check(around: &Surroundings, what: &str) {
 }
 
 async fn points() -> usize {
-    let around = Surroundings::default();
+    let around = with_older_image().await;
     let faults = Arc::new(Faults::default());
     let builds = start(&around, 0, &faults).await.unwrap();
-    let Submitted::Build { build, .. } = builds.submit(sandbox(1, 1, "waiter")).await.unwrap() else {
-        panic!()
-    };
+    let request = Submission { fit: Match::Exact, ..sandbox(1, 1, "waiter") };
+    let Submitted::Build { build, .. } = builds.submit(request).await.unwrap() else { panic!("no build") };
     builds.wait(build.id).await.unwrap().unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     faults.passed()
@@ -104,7 +118,7 @@ async fn a_server_that_ends_at_any_point_leaves_one_artifact_or_none_and_a_clean
     let points = points().await;
     assert!(points > 60, "{points}");
     for at in 0..points {
-        let around = Surroundings::default();
+        let around = with_older_image().await;
         let faults = Arc::new(Faults::at(at, Fault::Crash));
         serve(&around, 0, faults.clone()).await;
         serve(&around, 1, Arc::new(Faults::default())).await;
@@ -116,7 +130,7 @@ async fn a_server_that_ends_at_any_point_leaves_one_artifact_or_none_and_a_clean
 async fn a_call_that_fails_at_any_point_leaves_one_artifact_or_none_and_a_clean_failure() {
     let points = points().await;
     for at in 0..points {
-        let around = Surroundings::default();
+        let around = with_older_image().await;
         let faults = Arc::new(Faults::at(at, Fault::Fail));
         serve(&around, 0, faults.clone()).await;
         check(&around, &format!("failure at {at}, {:?}", faults.name(at)));
@@ -132,7 +146,7 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let around = Surroundings::default();
+            let around = with_older_image().await;
             for (run, (at, crash)) in runs.iter().enumerate() {
                 let fault = if *crash { Fault::Crash } else { Fault::Fail };
                 serve(&around, run, Arc::new(Faults::at(*at, fault))).await;
@@ -141,6 +155,34 @@ proptest! {
             check(&around, &format!("{runs:?}"));
         });
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_ends_at_any_point_of_a_removal_leaves_nothing() {
+    let mut at = 0;
+    loop {
+        let around = with_older_image().await;
+        let id = *around.tables.lock().unwrap().images.keys().next().unwrap();
+        let faults = Arc::new(Faults::at(at, Fault::Crash));
+        if let Some(builds) = start(&around, 0, &faults).await {
+            let removed = async {
+                builds.delete_image(id, Insistence::IfUnused).await.unwrap();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            };
+            tokio::select! {
+                () = removed => break,
+                () = faults.crash() => {}
+            }
+        }
+        let stage = Stage::with(around, 1, |_| {}).await;
+        stage.builds.delete_image(id, Insistence::IfUnused).await.unwrap();
+        stage
+            .until("it is gone", |a| a.tables.lock().unwrap().images[&id].state == ImageState::Deleted)
+            .await;
+        assert_eq!(stage.artifacts(), 0, "crash at {at}, {:?}", faults.name(at));
+        at += 1;
+    }
+    assert!(at > 15, "{at}");
 }
 
 #[tokio::test(start_paused = true)]

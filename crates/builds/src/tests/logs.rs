@@ -203,3 +203,37 @@ fn the_tail_is_whole_lines_within_its_bounds() {
     assert!(last_lines(&vec![0xff; 20_000], false).len() <= TAIL_BYTES);
     assert_eq!(last_lines(b"", false), "");
 }
+
+#[tokio::test]
+async fn who_follows_a_waiting_build_comes_to_the_end_when_it_is_cancelled_and_sees_all_when_it_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let around = Surroundings::default();
+    let mut ports = around.ports(&Arc::default());
+    let disk = Arc::new(logs(folder.path(), 1000, 1000));
+    ports.logs = disk.clone();
+    around.world.lock().unwrap().step_takes = Duration::from_millis(50);
+    let mut settings = around.settings(0);
+    settings.rules.per_host = 1;
+    let builds = Builds::start(ports, settings).await.unwrap();
+    let mut readers = Vec::new();
+    let mut ids = Vec::new();
+    for recipe in 1..=2 {
+        let Submitted::Build { build, .. } = builds.submit(explicit(recipe, 1)).await.unwrap() else {
+            panic!("no build")
+        };
+        let mut follower = disk.follow(build.id, 0, Until::Sealed).await.unwrap();
+        ids.push(build.id);
+        readers.push(tokio::spawn(async move {
+            let mut text = Vec::new();
+            while let Some(piece) = follower.next().await.unwrap() {
+                text.extend(piece.text());
+            }
+            String::from_utf8(text).unwrap()
+        }));
+    }
+    builds.cancel(ids[1]).await.unwrap();
+    assert_eq!(readers.pop().unwrap().await.unwrap(), "");
+    let text = readers.pop().unwrap().await.unwrap();
+    assert_eq!(text, "clone runs\nsetup runs\nsanitize runs\nexport runs\n");
+    assert!(builds.wait(ids[0]).await.unwrap().is_ok());
+}

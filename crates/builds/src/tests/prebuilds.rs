@@ -81,13 +81,14 @@ async fn a_remote_that_cannot_be_read_neither_builds_nor_disables() {
 
 #[tokio::test(start_paused = true)]
 async fn a_commit_whose_build_failed_waits_for_another_or_for_somebody_who_asks() {
-    let stage = Stage::new().await;
+    let hour = Duration::from_secs(3600);
+    let stage = Stage::with(Surroundings::default(), 0, |s| s.rules.ended_kept = hour).await;
     let failure = UserFailure { step: StepName::Setup, exit_code: Some(1), message: "exit 1".to_owned() };
     let failure = EngineError::User(failure);
     stage.around.world.lock().unwrap().step_errors.entry(StepName::Setup).or_default().extend([failure]);
     stage.around.resolver.set(Some(resolved(1, 1)));
     let id = stage.builds.add_prebuild(prebuild(Some(60))).await.unwrap().id;
-    pass(2 * 24 * 3600).await;
+    pass(3 * 3600).await;
     assert_eq!((stage.builds_made(), stage.live_images()), (1, 0));
     stage.builds.trigger(id).await.unwrap();
     pass(30).await;

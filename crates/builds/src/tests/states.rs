@@ -151,3 +151,21 @@ fn a_step_that_runs_at_the_end_ends_with_its_build() {
         ["resolve Succeeded", "clone Failed", "setup Skipped", "sanitize Skipped", "export Skipped"]
     );
 }
+
+#[test]
+fn a_build_that_finishes_after_that_of_a_later_request_does_not_take_its_place() {
+    let (rules, row) = (Rules::default(), queued());
+    let now = crate::time::after(row.created_at, Duration::from_secs(60));
+    let row = attempt::begin(&row, "me", &rules, now).unwrap();
+    let name = ArtifactName::new(&row.slot.key, 1);
+    let row = attempt::finalizing(&row, row.last_fence, &name, &rules, now).unwrap();
+    let artifact = Artifact { name, made_by: None, reference: "r".to_owned(), digest: None, size_bytes: 1 };
+    let created = row.created_at.as_millis();
+    for (other, expected) in [(created + 1, ImageState::Superseded), (created - 1, ImageState::Ready)] {
+        let other = super::admission::image(1, 2, other);
+        let lineage = std::slice::from_ref(&other);
+        let (_, new) = ending::accepted(&row, row.last_fence, &artifact, lineage, now).unwrap();
+        assert_eq!(new.image.state, expected);
+        assert_eq!(new.supersedes == [other.id], expected == ImageState::Ready);
+    }
+}
