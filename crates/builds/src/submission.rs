@@ -145,6 +145,8 @@ pub enum Joined {
 pub enum Refusal {
     #[error("no image of this repository fits, and the request forbids to build one")]
     NotCached,
+    #[error("{0} builds wait for their turn already; try again later")]
+    QueueFull(usize),
     #[error("the same build just failed, and is not tried again before {until}: {cause}")]
     FailedRecently { build: ImageBuildId, cause: Box<Cause>, until: Timestamp },
 }

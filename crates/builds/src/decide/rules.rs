@@ -9,6 +9,8 @@ pub struct Rules {
     pub per_host: usize,
     /// Builds at a time for one tenant, on all hosts.
     pub per_tenant: usize,
+    /// Builds that may wait for their turn; more are refused.
+    pub queue: usize,
     /// How long a build may wait for its turn.
     pub queue_deadline: Duration,
     /// How long capture and acceptance may take.
@@ -50,6 +52,7 @@ impl Default for Rules {
         Self {
             per_host: 2,
             per_tenant: 2,
+            queue: 256,
             queue_deadline: Duration::from_secs(45 * minute),
             finalize_deadline: Duration::from_secs(10 * minute),
             lease: Duration::from_secs(minute),

@@ -42,7 +42,7 @@ impl Builds {
         Ok(())
     }
 
-    /// Takes every waiter and holder away that is not there any more, as after a restart. Builds that hold images are their own business.
+    /// Takes every waiter and holder away that is not there any more, as after a restart. Who is about to ask counts as present. Builds that hold images are their own business.
     ///
     /// # Errors
     /// When the store fails; what was taken away is away.

@@ -46,7 +46,7 @@ impl Builds {
         self.driver.change_prebuild(id, decide::requested).await
     }
 
-    /// Changes what somebody asked to change, and keeps what was seen.
+    /// Changes what somebody asked to change, and keeps what was seen. What looks at something else, or at other times, looks at once.
     ///
     /// # Errors
     /// When there is no such prebuild, or the store fails.
@@ -55,7 +55,17 @@ impl Builds {
         id: PrebuildId,
         edit: impl Fn(&Prebuild) -> Prebuild,
     ) -> Result<Prebuild, BuildError> {
-        self.driver.change_prebuild(id, edit).await
+        let now = self.driver.now();
+        let edited = |before: &Prebuild| {
+            let mut next = edit(before);
+            next.schedule = before.schedule.clone();
+            let elsewhere = next.source != before.source || next.poll_seconds != before.poll_seconds;
+            if elsewhere || (next.enabled && !before.enabled) {
+                next.schedule.next_poll_at = Some(now);
+            }
+            next
+        };
+        self.driver.change_prebuild(id, edited).await
     }
 
     /// Adds a prebuild, whose first look is due at once if it is enabled.
@@ -125,6 +135,11 @@ impl Driver {
             };
             if let Err(error) = looked {
                 warn!(prebuild = %id, %error, "the look at the remote is tried again");
+                // Not at once: it is due still.
+                tokio::select! {
+                    () = tokio::time::sleep(driver.settings.store_retry) => {}
+                    () = driver.stopping.cancelled() => {}
+                }
             }
         });
     }

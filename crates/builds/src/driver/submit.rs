@@ -1,7 +1,7 @@
 //! Requests for images, waiters who leave, and cancelling.
 
 use sandglass_sandbox::{ImageBuildId, Timestamp};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{
     BuildError, Builds, Driver,
@@ -16,7 +16,7 @@ use crate::{
     },
     image::{Image, Lineage},
     ports::{Advance, Inserted},
-    submission::{Fit, Joined, Match, Policy, Submission, Submitted},
+    submission::{Fit, Joined, Match, Policy, Refusal, Submission, Submitted},
     time::after,
 };
 
@@ -205,31 +205,49 @@ impl Driver {
         submission: &Submission,
         slot: &Slot,
     ) -> Result<Option<Submitted>, BuildError> {
-        let row = self.fresh(submission, slot, self.now());
         let (store, vault) = (&self.ports.store, &self.ports.vault);
+        let rows = store.open_builds(&slot.runtime).await?;
+        if rows.iter().filter(|row| row.state == BuildState::Queued).count() >= self.rules().queue {
+            return Err(Refusal::QueueFull(self.rules().queue).into());
+        }
+        let row = self.fresh(submission, slot, self.now());
         if row.plan.confidential {
             vault.put(row.id, &submission.resolved.confidential).await?;
         }
+        // Before the row, after which it may end and its log be closed at any time.
+        self.open_log(row.id).await;
         match store.insert_build(&row).await {
             Ok(Inserted::Written) => {}
             Ok(Inserted::InFlight(other)) if other == row.id => {}
             Ok(Inserted::InFlight(_)) => {
-                if row.plan.confidential {
-                    vault.forget(row.id).await?;
-                }
+                self.forget_unwritten(&row).await;
                 return Ok(None);
             }
             Err(error) => {
+                if let Ok(None) = store.build(row.id).await {
+                    self.forget_unwritten(&row).await;
+                }
                 // It may have been written all the same, and then it has to have its turn.
                 self.turn.notify_one();
                 return Err(error.into());
             }
         }
         info!(build = %row.id, key = %row.slot.key, "image build accepted");
-        self.open_log(row.id).await;
         self.ports.observer.build_changed(None, &row);
         self.turn.notify_one();
         Ok(Some(Submitted::Build { build: Box::new(row), joined: Joined::Began }))
+    }
+
+    /// What was laid out for a build that did not come to be.
+    async fn forget_unwritten(&self, row: &ImageBuild) {
+        if let Err(error) = self.ports.logs.remove(row.id).await {
+            warn!(build = %row.id, %error, "an empty log stays");
+        }
+        if row.plan.confidential
+            && let Err(error) = self.ports.vault.forget(row.id).await
+        {
+            warn!(build = %row.id, %error, "the vault keeps what no build needs");
+        }
     }
 
     fn fresh(&self, submission: &Submission, slot: &Slot, now: Timestamp) -> ImageBuild {

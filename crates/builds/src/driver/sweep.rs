@@ -151,7 +151,10 @@ impl Driver {
         let next = match gone {
             Ok(()) => match image.becoming(ImageState::Deleted) {
                 Ok(deleted) => deleted,
-                Err(illegal) => return Ok(warn!(image = %image.id, %illegal, "an image is not removed")),
+                Err(illegal) => {
+                    warn!(image = %image.id, %illegal, "an image is not removed");
+                    return Ok(());
+                }
             },
             Err(error) => {
                 warn!(image = %image.id, error, "the artifact is removed later");

@@ -57,6 +57,8 @@ pub struct DiskLogs {
     clock: Arc<dyn Clock>,
     /// Logs of builds that have not ended.
     open: Mutex<HashMap<ImageBuildId, Arc<Journal>>>,
+    /// Held while a log is opened: the second of two writers would cut off what the first one is writing.
+    opening: tokio::sync::Mutex<()>,
 }
 
 /// One log that may still grow.
@@ -78,7 +80,7 @@ pub(crate) struct Progress {
 impl DiskLogs {
     /// Logs under `root`, which is made when the first one is opened.
     pub fn new(root: PathBuf, limits: Limits, clock: Arc<dyn Clock>) -> Self {
-        Self { root, limits, clock, open: Mutex::default() }
+        Self { root, limits, clock, open: Mutex::default(), opening: tokio::sync::Mutex::default() }
     }
 
     fn opened(&self) -> MutexGuard<'_, HashMap<ImageBuildId, Arc<Journal>>> {
@@ -148,6 +150,7 @@ impl DiskLogs {
 #[async_trait]
 impl Logs for DiskLogs {
     async fn open(&self, build: ImageBuildId) -> Result<Arc<dyn LogSink>, LogError> {
+        let _opening = self.opening.lock().await;
         if let Some(journal) = self.opened().get(&build) {
             return Ok(Arc::new(Sink(journal.clone())));
         }
@@ -160,8 +163,8 @@ impl Logs for DiskLogs {
             followers: Arc::new(Semaphore::new(self.limits.followers)),
             clock: self.clock.clone(),
         });
-        // Two writers of one log would overwrite each other: the first one stays.
-        Ok(Arc::new(Sink(self.opened().entry(build).or_insert(journal).clone())))
+        self.opened().insert(build, journal.clone());
+        Ok(Arc::new(Sink(journal)))
     }
 
     async fn tail(&self, build: ImageBuildId) -> Result<String, LogError> {

@@ -101,3 +101,17 @@ async fn who_waits_at_a_screen_goes_before_prebuilds() {
     let begun = |id| stage.row(id).started_at.unwrap();
     assert!(begun(joined.id) < begun(early.id) && begun(early.id) < begun(late.id));
 }
+
+#[tokio::test(start_paused = true)]
+async fn more_builds_than_may_wait_are_refused() {
+    let stage = Stage::with(Surroundings::default(), 0, |s| (s.rules.per_host, s.rules.queue) = (1, 2)).await;
+    stage.around.world.lock().unwrap().step_takes = Duration::from_secs(600);
+    let first = stage.submit(explicit(1, 1)).await;
+    stage.until_state(first.id, BuildState::Running).await;
+    stage.submit(explicit(2, 1)).await;
+    stage.submit(explicit(3, 1)).await;
+    let refused = stage.builds.submit(explicit(4, 1)).await;
+    assert!(matches!(refused, Err(BuildError::Refused(Refusal::QueueFull(2)))), "{refused:?}");
+    // Who only joins is not one more.
+    stage.submit(sandbox(3, 1, "a")).await;
+}

@@ -138,6 +138,43 @@ async fn a_look_that_was_cut_off_is_made_again() {
     assert_eq!(stage.builds_made(), 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_edited_prebuild_looks_at_once_and_a_removed_one_not_at_all() {
+    let stage = Stage::new().await;
+    stage.around.resolver.set(Some(resolved(1, 1)));
+    let id = stage.builds.add_prebuild(prebuild(Some(100_000))).await.unwrap().id;
+    pass(30).await;
+    stage.builds.edit_prebuild(id, |p| Prebuild { keep: Some(5), ..p.clone() }).await.unwrap();
+    pass(30).await;
+    assert_eq!(stage.around.resolver.looks(), 1);
+    stage.builds.edit_prebuild(id, |p| Prebuild { poll_seconds: Some(60), ..p.clone() }).await.unwrap();
+    pass(30).await;
+    assert_eq!(stage.around.resolver.looks(), 2);
+    stage.builds.remove_prebuild(id).await.unwrap();
+    pass(600).await;
+    assert_eq!(stage.around.resolver.looks(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_somebody_moved_stays_moved_until_the_next_commit() {
+    let stage = Stage::new().await;
+    stage.around.resolver.set(Some(resolved(1, 1)));
+    stage.builds.add_prebuild(prebuild(Some(60))).await.unwrap();
+    pass(100).await;
+    stage.around.resolver.set(Some(resolved(1, 2)));
+    pass(100).await;
+    let of_commit = |n| {
+        stage.around.tables.lock().unwrap().images.values().find(|i| i.key == build_key(1, n)).unwrap().id
+    };
+    let (old, latest) = (of_commit(1), "latest".parse::<crate::key::TagName>().unwrap());
+    stage.builds.move_tag(None, "github.com/acme/web", latest.clone(), old).await.unwrap();
+    pass(300).await;
+    assert_eq!(stage.image_row(old).tags, [latest.clone()]);
+    stage.around.resolver.set(Some(resolved(1, 3)));
+    pass(100).await;
+    assert_eq!(stage.image_row(of_commit(3)).tags, [latest]);
+}
+
 #[test]
 fn a_push_during_a_look_is_not_answered_by_it() {
     let (rules, at) = (Rules::default(), |s: i64| Timestamp::clamped(1_800_000_000_000 + s * 1000));
