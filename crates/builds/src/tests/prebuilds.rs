@@ -169,7 +169,7 @@ async fn a_name_that_somebody_moved_stays_moved_until_the_next_commit() {
     let (old, latest) = (of_commit(1), "latest".parse::<crate::key::TagName>().unwrap());
     stage.builds.move_tag(None, "github.com/acme/web", latest.clone(), old).await.unwrap();
     pass(300).await;
-    assert_eq!(stage.image_row(old).tags, [latest.clone()]);
+    assert_eq!(stage.image_row(old).tags, std::slice::from_ref(&latest));
     stage.around.resolver.set(Some(resolved(1, 3)));
     pass(100).await;
     assert_eq!(stage.image_row(of_commit(3)).tags, [latest]);
