@@ -91,8 +91,13 @@ fn check(around: &Surroundings, what: &str) {
         assert_eq!(succeeded, build.image.is_some(), "{what}");
         if !succeeded {
             let kind = build.cause.as_ref().unwrap().kind;
-            let clean =
-                matches!(kind, CauseKind::CaptureLost | CauseKind::Unavailable | CauseKind::Interrupted);
+            let clean = matches!(
+                kind,
+                CauseKind::CaptureLost
+                    | CauseKind::Unavailable
+                    | CauseKind::Interrupted
+                    | CauseKind::Cancelled
+            );
             assert!(clean, "{what}: {:?}", build.cause);
         }
         let captured: BTreeSet<_> = world.captures.iter().collect();
@@ -155,6 +160,39 @@ proptest! {
             check(&around, &format!("{runs:?}"));
         });
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_leaves_at_any_point_leaves_an_image_that_nobody_holds_or_nothing() {
+    let (mut cancelled, mut made) = (0, 0);
+    for at in 0..points().await {
+        let around = with_older_image().await;
+        let faults = Arc::new(Faults::default());
+        let builds = start(&around, 0, &faults).await.unwrap();
+        let request = Submission { fit: Match::Exact, ..sandbox(1, 1, "waiter") };
+        let Submitted::Build { build, .. } = builds.submit(request).await.unwrap() else {
+            panic!("no build")
+        };
+        let ended = || around.tables.lock().unwrap().builds[&build.id].state.terminal();
+        while faults.passed() < at && !ended() {
+            tokio::task::yield_now().await;
+        }
+        builds.leave(build.id, "waiter").await.unwrap();
+        match builds.wait(build.id).await.unwrap() {
+            Ok(_) => made += 1,
+            Err(cause) => {
+                assert_eq!(cause.kind, CauseKind::Cancelled);
+                cancelled += 1;
+            }
+        }
+        let clean = |b: &ImageBuild| b.state.terminal() && b.obligations.is_empty();
+        while !around.tables.lock().unwrap().builds.values().all(clean) {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        check(&around, &format!("left at {at}, {:?}", faults.name(at)));
+        assert!(around.tables.lock().unwrap().holders.is_empty());
+    }
+    assert!(cancelled > 20 && made > 0, "{cancelled} {made}");
 }
 
 #[tokio::test(start_paused = true)]
