@@ -14,6 +14,7 @@ use crate::workspace::Workspace;
 const LAYERS: &[(&str, &[&str])] = &[
     ("sandglass-sandbox", &[]),
     ("sandglass-api", &["sandglass-sandbox"]),
+    ("sandglass-builds", &["sandglass-sandbox"]),
     ("sandglass-images", &[]),
     ("sandglass-shim", &["sandglass-netlink"]),
     ("sandglass-proxy", &[]),

@@ -13,5 +13,5 @@ pub mod snapshot;
 pub mod spec;
 pub mod time;
 
-pub use ids::{SandboxId, SnapshotId};
+pub use ids::{ImageBuildId, ImageId, PrebuildId, SandboxId, SnapshotId};
 pub use time::{Clock, SystemClock, Timestamp};
