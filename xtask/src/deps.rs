@@ -18,6 +18,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sandglass-shim", &["sandglass-netlink"]),
     ("sandglass-proxy", &[]),
     ("sandglass-ingress", &[]),
+    ("sandglass-repository", &[]),
     ("sandglass-netlink", &[]),
     ("sandglass-egress", &["sandglass-netlink", "sandglass-proxy"]),
     ("sandglass-runtimes", &["sandglass-sandbox", "sandglass-images", "sandglass-shim"]),
@@ -77,6 +78,7 @@ const KERNEL: &[&str] = &[
     "sandglass-agent",
     "sandglass-runtimes",
     "sandglass-images",
+    "sandglass-repository",
     "sandglass-server",
     "sandglass",
 ];
