@@ -7,8 +7,10 @@
 //! no secret reaches an argument, an environment, a configuration file, an error or debug output.
 
 mod error;
+pub mod git;
 mod host;
 mod path;
+pub mod redact;
 mod reference;
 mod secret;
 mod spec;

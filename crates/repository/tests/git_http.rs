@@ -1,0 +1,290 @@
+//! Git over HTTP: refs, mirrors, checkouts, credentials, and every class of failure, against git's own server program.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use sandglass_repository::git::{Checkout, Control, FailureClass, Progress, Remote, ResolvedKind};
+use sandglass_repository::{HostAllowList, Reference};
+use support::{Author, Bench, HttpServer, TOKEN, git, token, until};
+
+fn reference(text: &str) -> Reference {
+    Reference::parse(text).unwrap()
+}
+
+#[tokio::test]
+async fn every_kind_of_ref_is_resolved() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    let first = author.commit("a", "1");
+    git(author.path(), &["tag", "light"]);
+    git(author.path(), &["tag", "-a", "-m", "x", "v1.0"]);
+    let second = author.commit("a", "2");
+    git(author.path(), &["branch", "feature/x", &first]);
+    git(author.path(), &["branch", "v1.0"]);
+    git(author.path(), &["update-ref", "refs/pull/7/head", &first]);
+    author.push(&server.bare("open/web.git"));
+    git(author.path(), &["push", "--quiet", server.bare("open/web.git").to_str().unwrap(), "refs/pull/7/head"]);
+    let bench = Bench::new();
+    let url = server.url("open/web.git");
+    let remote = Remote { url: &url, credential: None };
+    let tag_object = git(author.path(), &["rev-parse", "refs/tags/v1.0"]);
+    assert_ne!(tag_object, first, "the tag is annotated");
+    for (asked, commit, kind, name) in [
+        ("HEAD", &second, ResolvedKind::Branch, Some("refs/heads/main")),
+        ("main", &second, ResolvedKind::Branch, Some("refs/heads/main")),
+        ("feature/x", &first, ResolvedKind::Branch, Some("refs/heads/feature/x")),
+        ("light", &first, ResolvedKind::Tag, Some("refs/tags/light")),
+        ("v1.0", &second, ResolvedKind::Branch, Some("refs/heads/v1.0")),
+        ("refs/tags/v1.0", &first, ResolvedKind::Tag, Some("refs/tags/v1.0")),
+        ("refs/pull/7/head", &first, ResolvedKind::Other, Some("refs/pull/7/head")),
+        (&second, &second, ResolvedKind::Commit, None),
+        (&second[..10], &second, ResolvedKind::Commit, None),
+    ] {
+        let resolved = bench.git.resolve(remote, &reference(asked), bench.control()).await.unwrap_or_else(|e| panic!("{asked}: {e:?}"));
+        assert_eq!((resolved.commit(), resolved.kind(), resolved.full_name()), (commit.as_str(), kind, name), "{asked}");
+    }
+    for missing in ["nope", "x", "refs/heads/nope", "abcdef1", "ain"] {
+        let error = bench.git.resolve(remote, &reference(missing), bench.control()).await.unwrap_err();
+        assert_eq!(error.class, FailureClass::RefNotFound, "{missing}: {error:?}");
+    }
+    let empty = server.bare("open/empty.git");
+    fs::create_dir_all(&empty).unwrap();
+    git(&empty, &["init", "--quiet", "--bare", "."]);
+    let url = server.url("open/empty.git");
+    let error = bench.git.resolve(Remote { url: &url, credential: None }, &Reference::Head, bench.control()).await.unwrap_err();
+    assert_eq!(error.class, FailureClass::RefNotFound);
+    assert!(error.message.contains("empty"), "{error}");
+    assert_eq!(fs::read_dir(bench.scratch()).unwrap().count(), 0, "nothing of a call stays behind");
+}
+
+#[tokio::test]
+async fn a_commit_that_no_ref_reaches_directly_is_found_by_its_beginning() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    let first = author.commit("a", "1");
+    author.commit("a", "2");
+    author.push(&server.bare("open/web.git"));
+    let bench = Bench::new();
+    let url = server.url("open/web.git");
+    let resolved = bench.git.resolve(Remote { url: &url, credential: None }, &reference(&first[..12]), bench.control()).await.unwrap();
+    assert_eq!(resolved.commit(), first);
+}
+
+#[tokio::test]
+async fn private_repositories_need_the_token() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    let commit = author.commit("a", "1");
+    author.push(&server.bare("private/web.git"));
+    let bench = Bench::new();
+    let url = server.url("private/web.git");
+    let right = token(TOKEN);
+    let wrong = token("not-the-token-at-all");
+    let resolved = bench.git.resolve(Remote { url: &url, credential: Some(&right) }, &Reference::Head, bench.control()).await.unwrap();
+    assert_eq!(resolved.commit(), commit);
+    for credential in [None, Some(&wrong)] {
+        // A complete commit is no way around the question.
+        for asked in [Reference::Head, reference(&commit)] {
+            let remote = Remote { url: &url, credential };
+            let error = bench.git.resolve(remote, &asked, bench.control()).await.unwrap_err();
+            assert_eq!(error.class, FailureClass::AuthFailed, "{error:?}");
+            assert!(!format!("{error:?}").contains("not-the-token-at-all"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_mirror_is_fetched_once_and_follows_its_remote() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    author.commit("a", "1");
+    author.push(&server.bare("open/web.git"));
+    let bench = Bench::new();
+    let url = server.url("open/web.git");
+    let remote = Remote { url: &url, credential: None };
+    let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+    drop(bench.git.mirror(remote, &resolved, bench.control()).await.unwrap());
+    let before = server.requests().len();
+    let mirror = bench.git.mirror(remote, &resolved, bench.control()).await.unwrap();
+    assert_eq!(server.requests().len(), before, "a commit that is there is not fetched again");
+    // Two may read at the same time.
+    let again = bench.git.mirror(remote, &resolved, bench.control()).await.unwrap();
+    let mode = fs::metadata(bench.work("mirrors")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    drop((mirror, again));
+
+    let second = author.commit("a", "2");
+    author.push(&server.bare("open/web.git"));
+    let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+    let mirror = bench.git.mirror(remote, &resolved, bench.control()).await.unwrap();
+    assert_eq!(git(mirror.path(), &["rev-parse", "refs/heads/main"]), second);
+
+    // What a killed git leaves behind does not stop the next one.
+    fs::write(mirror.path().join("packed-refs.lock"), "").unwrap();
+    fs::write(mirror.path().join("refs/heads/main.lock"), "").unwrap();
+    let path = mirror.path().to_owned();
+    drop(mirror);
+    let third = author.commit("a", "3");
+    author.push(&server.bare("open/web.git"));
+    let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+    drop(bench.git.mirror(remote, &resolved, bench.control()).await.unwrap());
+    assert_eq!(git(&path, &["rev-parse", "refs/heads/main"]), third);
+
+    // A broken mirror is made anew.
+    fs::write(path.join("config"), "[[[").unwrap();
+    fs::remove_dir_all(path.join("objects")).unwrap();
+    drop(bench.git.mirror(remote, &resolved, bench.control()).await.unwrap());
+    assert_eq!(git(&path, &["rev-parse", "refs/heads/main"]), third);
+}
+
+#[tokio::test]
+async fn many_may_ask_for_the_same_mirror_at_once() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    author.commit("a", "1");
+    author.push(&server.bare("open/web.git"));
+    let bench = Bench::new();
+    let url = server.url("open/web.git");
+    let remote = Remote { url: &url, credential: None };
+    let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+    let calls = (0..6).map(|_| bench.git.mirror(remote, &resolved, bench.control()));
+    let mut fetched = Vec::new();
+    let all = futures_join(calls.collect()).await;
+    for mirror in all {
+        fetched.push(mirror.unwrap());
+    }
+    let fetches = server.requests().iter().filter(|line| line.starts_with("POST")).count();
+    // One to list for `resolve`, and those of one fetch.
+    assert!(fetches <= 3, "{:?}", server.requests());
+}
+
+/// Drives several futures on one task.
+async fn futures_join<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
+    let mut pending: Vec<_> = futures.into_iter().map(Box::pin).collect();
+    let mut done: Vec<Option<F::Output>> = pending.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (future, slot) in pending.iter_mut().zip(&mut done) {
+            if slot.is_none()
+                && let std::task::Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *slot = Some(value);
+            }
+        }
+        if done.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}
+
+#[tokio::test]
+async fn a_deadline_and_a_cancellation_end_the_whole_group() {
+    let server = HttpServer::start();
+    let bench = Bench::new();
+    let url = server.url("silent/web.git");
+    let credential = token(TOKEN);
+    let remote = Remote { url: &url, credential: Some(&credential) };
+    let error = bench.git.resolve(remote, &Reference::Head, bench.control_until(Duration::from_millis(700))).await.unwrap_err();
+    assert_eq!(error.class, FailureClass::Timeout, "{error:?}");
+    assert_eq!(bench.processes(), []);
+
+    let asked = server.requests().len();
+    let call = bench.git.resolve(remote, &Reference::Head, bench.control());
+    let cancel = async {
+        until("git asks the server", || server.requests().len() > asked).await;
+        let processes = bench.processes();
+        assert!(!processes.is_empty());
+        for (arguments, environment) in &processes {
+            assert!(!arguments.contains(TOKEN) && !environment.contains(TOKEN), "{arguments}");
+        }
+        bench.cancel.cancel();
+    };
+    let (result, ()) = tokio::join!(call, cancel);
+    assert_eq!(result.unwrap_err().class, FailureClass::Cancelled);
+    assert_eq!(bench.processes(), []);
+    assert_eq!(fs::read_dir(bench.scratch()).unwrap().count(), 0);
+    let error = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap_err();
+    assert_eq!(error.class, FailureClass::Cancelled, "cancelled before it began");
+}
+
+#[tokio::test]
+async fn a_dropped_call_leaves_nothing_running() {
+    let server = HttpServer::start();
+    let bench = Bench::new();
+    let url = server.url("silent/web.git");
+    let remote = Remote { url: &url, credential: None };
+    tokio::select! {
+        result = bench.git.resolve(remote, &Reference::Head, bench.control()) => panic!("{result:?}"),
+        () = until("git asks the server", || !server.requests().is_empty()) => {}
+    }
+    until("the group is gone", || bench.processes().is_empty()).await;
+}
+
+#[tokio::test]
+async fn failures_are_classed() {
+    let server = HttpServer::start();
+    let bench = Bench::new();
+    let class = async |url: sandglass_repository::RepositoryUrl| {
+        let remote = Remote { url: &url, credential: None };
+        bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap_err().class
+    };
+    assert_eq!(class(server.url("broken/web.git")).await, FailureClass::Unreachable);
+    assert_eq!(class(server.url("open/nothing-there.git")).await, FailureClass::Unreachable);
+    let closed = sandglass_repository::RepositoryUrl::parse("http://127.0.0.1:1/a/b.git").unwrap();
+    assert_eq!(class(closed).await, FailureClass::Unreachable);
+    let nowhere = sandglass_repository::RepositoryUrl::parse("https://repository.invalid/a/b.git").unwrap();
+    assert_eq!(class(nowhere).await, FailureClass::Unreachable);
+    let missing = Bench::with(|settings| settings.program = "/nonexistent/git".into());
+    let url = server.url("open/web.git");
+    let error = missing.git.resolve(Remote { url: &url, credential: None }, &Reference::Head, missing.control()).await.unwrap_err();
+    assert_eq!(error.class, FailureClass::Other);
+}
+
+#[tokio::test]
+async fn a_redirect_gets_neither_past_the_list_of_hosts_nor_at_the_token() {
+    let thief = HttpServer::start();
+    let author = Author::new();
+    author.commit("a", "1");
+    author.push(&thief.bare("private/web.git"));
+    let to = format!("http://127.0.0.1:{}/private", thief.port);
+    let server = HttpServer::start_with(&[("SERVER_MOVED_TO", &to)]);
+    let credential = token(TOKEN);
+    let url = server.url("moved/web.git");
+    let remote = Remote { url: &url, credential: Some(&credential) };
+
+    let listed = Bench::with(|settings| settings.policy.hosts = HostAllowList::parse(["127.0.0.1"]).unwrap());
+    assert!(listed.git.resolve(remote, &Reference::Head, listed.control()).await.is_err());
+    assert_eq!(thief.requests(), Vec::<String>::new());
+
+    let open = Bench::new();
+    let error = open.git.resolve(remote, &Reference::Head, open.control()).await.unwrap_err();
+    assert_eq!(error.class, FailureClass::AuthFailed, "{error:?}");
+    assert!(!thief.requests().is_empty());
+    assert!(thief.requests().iter().all(|line| line.ends_with("without credential")), "{:?}", thief.requests());
+}
+
+#[tokio::test]
+async fn progress_is_told_while_a_repository_comes_over() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    for index in 0..20 {
+        fs::write(author.path().join(format!("f{index}")), format!("{index}")).unwrap();
+    }
+    author.commit("a", "1");
+    author.push(&server.bare("open/web.git"));
+    let bench = Bench::new();
+    let url = server.url("open/web.git");
+    let remote = Remote { url: &url, credential: None };
+    let seen: Mutex<Vec<Progress>> = Mutex::new(Vec::new());
+    let progress = |step: &Progress| seen.lock().unwrap().push(step.clone());
+    let control = Control { progress: &progress, ..bench.control() };
+    let resolved = bench.git.resolve(remote, &Reference::Head, control).await.unwrap();
+    let folder = bench.work("w");
+    let wanted = Checkout { remote, resolved: &resolved, mirror: None, folder: &folder, depth: Some(1), submodules: false, lfs: false };
+    bench.git.checkout(&wanted, control).await.unwrap();
+    let seen = seen.lock().unwrap();
+    assert!(seen.iter().any(|step| step.percent == Some(100) && step.done == step.total.unwrap()), "{seen:?}");
+}
