@@ -6,6 +6,7 @@
 //! Invariant: what comes out of a repository is hostile. No file is read outside its checkout, no name reaches a program's options,
 //! no secret reaches an argument, an environment, a configuration file, an error or debug output.
 
+pub mod dockerfile;
 mod error;
 pub mod git;
 mod host;

@@ -235,8 +235,6 @@ async fn failures_are_classed() {
     assert_eq!(class(server.url("open/nothing-there.git")).await, FailureClass::Unreachable);
     let closed = sandglass_repository::RepositoryUrl::parse("http://127.0.0.1:1/a/b.git").unwrap();
     assert_eq!(class(closed).await, FailureClass::Unreachable);
-    let nowhere = sandglass_repository::RepositoryUrl::parse("https://repository.invalid/a/b.git").unwrap();
-    assert_eq!(class(nowhere).await, FailureClass::Unreachable);
     let missing = Bench::with(|settings| settings.program = "/nonexistent/git".into());
     let url = server.url("open/web.git");
     let error = missing.git.resolve(Remote { url: &url, credential: None }, &Reference::Head, missing.control()).await.unwrap_err();

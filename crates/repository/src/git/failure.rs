@@ -152,3 +152,31 @@ impl GitError {
         Self { class, operation, message: message.to_owned(), tail }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::FailureClass;
+
+    #[test]
+    fn what_git_writes_is_classed() {
+        for (written, class) in [
+            ("fatal: unable to access 'https://x/': Could not resolve host: x", FailureClass::Unreachable),
+            ("fatal: unable to access 'https://x/': server certificate verification failed. SSL", FailureClass::Unreachable),
+            ("ssh: connect to host x port 22: Connection refused\nfatal: Could not read from remote repository.", FailureClass::Unreachable),
+            ("git@x: Permission denied (publickey).\nfatal: Could not read from remote repository.", FailureClass::AuthFailed),
+            ("Host key verification failed.\nfatal: Could not read from remote repository.", FailureClass::AuthFailed),
+            ("fatal: could not read Username for 'https://x': terminal prompts disabled", FailureClass::AuthFailed),
+            ("fatal: unable to access 'https://x/': The requested URL returned error: 403", FailureClass::AuthFailed),
+            ("fatal: unable to access 'https://x/': The requested URL returned error: 503", FailureClass::Unreachable),
+            ("fatal: remote error: upload-pack: not our ref abc", FailureClass::RefNotFound),
+            ("fatal: couldn't find remote ref refs/heads/x", FailureClass::RefNotFound),
+            ("error: file write error: No space left on device\nfatal: unable to access", FailureClass::DiskFull),
+            ("fatal: transport 'ext' not allowed", FailureClass::Other),
+            // The server's own words do not decide.
+            ("remote: Permission denied (publickey)\nfatal: couldn't find remote ref x", FailureClass::RefNotFound),
+            ("", FailureClass::Other),
+        ] {
+            assert_eq!(FailureClass::of_output(written), class, "{written}");
+        }
+    }
+}
