@@ -32,7 +32,9 @@ pub(crate) fn normalise_host(host: &str) -> Result<String, &'static str> {
 fn label(label: &str) -> Result<(), &'static str> {
     let plain = label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
     if label.is_empty() || label.len() > 63 || !plain || label.starts_with('-') || label.ends_with('-') {
-        return Err("the host name has a label that is empty, too long or holds a character that names do not have");
+        return Err(
+            "the host name has a label that is empty, too long or holds a character that names do not have",
+        );
     }
     Ok(())
 }
@@ -50,7 +52,8 @@ impl HostPattern {
     /// # Errors
     /// The text is neither a host nor `*.` before one.
     pub fn parse(text: &str) -> Result<Self, SpecError> {
-        let refuse = |message| SpecError::new(Code::HostNotAllowed, format!("the pattern is not usable: {message}"));
+        let refuse =
+            |message| SpecError::new(Code::HostNotAllowed, format!("the pattern is not usable: {message}"));
         match text.strip_prefix("*.") {
             Some(parent) => normalise_host(parent).map(Self::Below).map_err(refuse),
             None => normalise_host(text).map(Self::Exact).map_err(refuse),
@@ -60,7 +63,9 @@ impl HostPattern {
     fn matches(&self, host: &str) -> bool {
         match self {
             Self::Exact(name) => name == host,
-            Self::Below(parent) => host.strip_suffix(parent.as_str()).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
+            Self::Below(parent) => {
+                host.strip_suffix(parent.as_str()).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
+            }
         }
     }
 }
@@ -68,6 +73,7 @@ impl HostPattern {
 /// Hosts that repositories may come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostAllowList {
+    /// Every host, also this machine and its private networks; for deployments whose users are trusted with them.
     Any,
     Only(Vec<HostPattern>),
 }

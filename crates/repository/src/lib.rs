@@ -25,6 +25,6 @@ pub use path::{WorkspacePath, WorkspaceRoot};
 pub use reference::Reference;
 pub use secret::Secret;
 pub use spec::{
-    AdditionalSpec, Credential, Member, Policy, RepositorySpec, Source, ADDITIONAL_LIMIT, DEPTH_LIMIT,
+    ADDITIONAL_LIMIT, AdditionalSpec, Credential, DEPTH_LIMIT, Member, Policy, RepositorySpec, Source,
 };
 pub use url::{RepositoryUrl, Scheme};

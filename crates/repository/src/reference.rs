@@ -39,7 +39,9 @@ impl Reference {
     /// The lower-case beginning of a commit, if the name could be one.
     pub fn abbreviated_commit(&self) -> Option<String> {
         match self {
-            Self::Name(name) if (7..40).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+            Self::Name(name)
+                if (7..40).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit()) =>
+            {
                 Some(name.to_ascii_lowercase())
             }
             _ => None,

@@ -86,7 +86,10 @@ impl Policy {
         let url = RepositoryUrl::parse(text)?;
         match url.scheme() {
             Scheme::File if !self.allow_file => {
-                return Err(SpecError::new(Code::InvalidUrl, "addresses of files are not enabled on this server"));
+                return Err(SpecError::new(
+                    Code::InvalidUrl,
+                    "addresses of files are not enabled on this server",
+                ));
             }
             Scheme::Http if !self.allow_http => {
                 return Err(SpecError::new(Code::InvalidUrl, "the scheme is not one of https and ssh"));
@@ -151,7 +154,8 @@ impl RepositorySpec {
             let mut member = asked.check(policy, &field)?;
             inherit_credential(&members[0], &mut member);
             if let Some(taken) = members.iter().find(|earlier| earlier.path.overlaps(&member.path)) {
-                let message = format!("the path is, holds or lies in that of another repository, {}", taken.path);
+                let message =
+                    format!("the path is, holds or lies in that of another repository, {}", taken.path);
                 return Err(SpecError::new(Code::InvalidPath, message).at(format!("{field}.path")));
             }
             members.push(member);
@@ -162,7 +166,8 @@ impl RepositorySpec {
 
 /// A token is for the host that it was given for; another host must not see it.
 fn inherit_credential(primary: &Member, member: &mut Member) {
-    let same = primary.url.scheme() == member.url.scheme() && primary.url.authority() == member.url.authority();
+    let same =
+        primary.url.scheme() == member.url.scheme() && primary.url.authority() == member.url.authority();
     if member.credential.is_none() && same {
         member.credential.clone_from(&primary.credential);
     }
@@ -202,7 +207,9 @@ impl Credential {
                 // Both travel to git a line each.
                 let clean = |text: &str| !text.is_empty() && !text.chars().any(char::is_control);
                 if !clean(name) || name.len() > NAME_LIMIT || name.contains(':') || !name.is_ascii() {
-                    return Err("the user name is empty, too long, or holds a colon or control character".into());
+                    return Err(
+                        "the user name is empty, too long, or holds a colon or control character".into()
+                    );
                 }
                 if !clean(token.expose()) {
                     return Err("the token is empty or holds a control character".into());
@@ -220,8 +227,12 @@ impl Credential {
             }
             (Self::SecretRef { secret_ref }, _) if !secret_ref.is_empty() => Ok(()),
             (Self::SecretRef { .. }, _) => Err("the secret's name is empty".into()),
-            (Self::Token { .. }, _) => Err("a token is for https; this address needs a private key or none".into()),
-            (Self::SshKey { .. }, _) => Err("a private key is for ssh; this address needs a token or none".into()),
+            (Self::Token { .. }, _) => {
+                Err("a token is for https; this address needs a private key or none".into())
+            }
+            (Self::SshKey { .. }, _) => {
+                Err("a private key is for ssh; this address needs a token or none".into())
+            }
         }
     }
 }

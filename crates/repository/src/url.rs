@@ -79,7 +79,13 @@ impl RepositoryUrl {
             _ => return Err("the scheme is not one of https and ssh".into()),
         };
         if scheme == Scheme::File {
-            return Ok(Self { scheme, user: None, host: String::new(), port: None, path: normalise_path(rest)? });
+            return Ok(Self {
+                scheme,
+                user: None,
+                host: String::new(),
+                port: None,
+                path: normalise_path(rest)?,
+            });
         }
         let slash = rest.find('/').ok_or("the path of the repository is missing")?;
         let (authority, path) = rest.split_at(slash);
@@ -196,7 +202,8 @@ fn check_text(text: &str) -> Result<(), String> {
 
 /// `user@host:path`, the form without a scheme. The user is required: without one, `C:x` and `host:x` could be anything.
 fn scp_like(text: &str) -> Result<RepositoryUrl, String> {
-    const EXPECTED: &str = "the address is neither https://host/path, ssh://user@host/path nor user@host:path";
+    const EXPECTED: &str =
+        "the address is neither https://host/path, ssh://user@host/path nor user@host:path";
     let (user, rest) = text.split_once('@').ok_or(EXPECTED)?;
     let (host, path) = match rest.strip_prefix('[') {
         Some(_) => rest.find("]:").map(|end| (&rest[..=end], &rest[end + 2..])).ok_or(EXPECTED)?,
@@ -234,7 +241,9 @@ fn split_port(authority: &str) -> Result<(&str, Option<u16>), String> {
     };
     let (host, port) = authority.split_at(after_address + colon);
     match port[1..].parse() {
-        Ok(number) if number > 0 && port[1..].bytes().all(|byte| byte.is_ascii_digit()) => Ok((host, Some(number))),
+        Ok(number) if number > 0 && port[1..].bytes().all(|byte| byte.is_ascii_digit()) => {
+            Ok((host, Some(number)))
+        }
         _ => Err("the port is not a number between 1 and 65535".into()),
     }
 }

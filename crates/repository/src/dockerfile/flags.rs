@@ -13,7 +13,12 @@ pub(super) struct Flags {
 
 impl Flags {
     /// Splits the flags off the arguments.
-    pub(super) fn split<'a>(keyword: &'static str, line: usize, arguments: &'a str, escape: char) -> (Self, &'a str) {
+    pub(super) fn split<'a>(
+        keyword: &'static str,
+        line: usize,
+        arguments: &'a str,
+        escape: char,
+    ) -> (Self, &'a str) {
         let mut rest = arguments.trim_start();
         let mut flags = Vec::new();
         while let Some(after) = rest.strip_prefix("--") {
@@ -41,7 +46,14 @@ impl Flags {
         let (taken, left) = std::mem::take(&mut self.flags).into_iter().partition(|(flag, _)| flag == name);
         self.flags = left;
         let taken: Vec<(String, Option<String>)> = taken;
-        taken.into_iter().map(|(_, value)| value.filter(|value| !value.is_empty()).ok_or_else(|| self.error(format!("--{name} has no value")))).collect()
+        taken
+            .into_iter()
+            .map(|(_, value)| {
+                value
+                    .filter(|value| !value.is_empty())
+                    .ok_or_else(|| self.error(format!("--{name} has no value")))
+            })
+            .collect()
     }
 
     /// The value of a flag that may be given once.
@@ -66,7 +78,9 @@ impl Flags {
 
     pub(super) fn take_duration(&mut self, name: &str) -> Result<Option<Duration>, DockerfileError> {
         let Some(text) = self.take(name)? else { return Ok(None) };
-        duration(&text).map(Some).ok_or_else(|| self.error(format!("--{name} is not a duration like 30s or 1m30s")))
+        duration(&text)
+            .map(Some)
+            .ok_or_else(|| self.error(format!("--{name} is not a duration like 30s or 1m30s")))
     }
 
     /// # Errors
@@ -122,9 +136,10 @@ fn duration(text: &str) -> Option<Duration> {
         let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
         let number: f64 = rest[..digits].parse().ok()?;
         let after = &rest[digits..];
-        let (unit, seconds) = [("ms", 0.001), ("us", 1e-6), ("ns", 1e-9), ("h", 3600.0), ("m", 60.0), ("s", 1.0)]
-            .into_iter()
-            .find(|(unit, _)| after.starts_with(unit))?;
+        let (unit, seconds) =
+            [("ms", 0.001), ("us", 1e-6), ("ns", 1e-9), ("h", 3600.0), ("m", 60.0), ("s", 1.0)]
+                .into_iter()
+                .find(|(unit, _)| after.starts_with(unit))?;
         total = total.checked_add(Duration::try_from_secs_f64(number * seconds).ok()?)?;
         rest = &after[unit.len()..];
     }

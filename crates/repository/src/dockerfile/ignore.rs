@@ -15,14 +15,20 @@ struct Pattern {
 impl IgnoreFile {
     pub fn parse(text: &str) -> Self {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let patterns = text.lines().map(str::trim_end).filter(|line| !line.starts_with('#')).filter_map(Pattern::parse).collect();
+        let patterns = text
+            .lines()
+            .map(str::trim_end)
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(Pattern::parse)
+            .collect();
         Self { patterns }
     }
 
     /// Whether a path, relative to the context and without leading slash, is left out. What lies in a folder that is left out is left
     /// out too, unless a later pattern takes it in again.
     pub fn excludes(&self, path: &str) -> bool {
-        let components: Vec<&str> = path.split('/').filter(|component| !component.is_empty() && *component != ".").collect();
+        let components: Vec<&str> =
+            path.split('/').filter(|component| !component.is_empty() && *component != ".").collect();
         let mut excluded = false;
         for pattern in &self.patterns {
             if pattern.includes == excluded && pattern.matches_or_holds(&components) {
@@ -35,7 +41,12 @@ impl IgnoreFile {
     /// Whether something below a folder that is left out may be taken in again, so that the folder has to be walked.
     pub fn may_include_below(&self, folder: &str) -> bool {
         self.patterns.iter().any(|pattern| {
-            let literal: Vec<&str> = pattern.components.iter().map(String::as_str).take_while(|part| !part.contains(['*', '?', '[', '\\'])).collect();
+            let literal: Vec<&str> = pattern
+                .components
+                .iter()
+                .map(String::as_str)
+                .take_while(|part| !part.contains(['*', '?', '[', '\\']))
+                .collect();
             let components: Vec<&str> = folder.split('/').collect();
             pattern.includes && literal.iter().zip(&components).all(|(part, component)| part == component)
         })

@@ -26,7 +26,10 @@ pub enum Instruction {
     Label(Vec<(String, String)>),
     Maintainer(String),
     /// What runs when the image is a base, as text and as read.
-    Onbuild { text: String, instruction: Box<Instruction> },
+    Onbuild {
+        text: String,
+        instruction: Box<Instruction>,
+    },
     Run(Run),
     Shell(Vec<String>),
     StopSignal(String),

@@ -68,7 +68,8 @@ fn read_directives(lines: &[&str]) -> Result<(Directives, usize), DockerfileErro
     let mut directives = Directives { syntax: None, escape: '\\' };
     let mut seen = Vec::new();
     for (index, line) in lines.iter().enumerate() {
-        let Some((name, value)) = line.trim_start().strip_prefix('#').and_then(|rest| rest.split_once('=')) else {
+        let Some((name, value)) = line.trim_start().strip_prefix('#').and_then(|rest| rest.split_once('='))
+        else {
             return Ok((directives, index));
         };
         let (name, value) = (name.trim().to_ascii_lowercase(), value.trim());
@@ -83,7 +84,9 @@ fn read_directives(lines: &[&str]) -> Result<(Directives, usize), DockerfileErro
             ("syntax", value) => directives.syntax = Some(value.to_owned()),
             ("escape", "\\") => directives.escape = '\\',
             ("escape", "`") => directives.escape = '`',
-            ("escape", _) => return Err(DockerfileError::new(index + 1, "the directive `escape` is neither \\ nor `")),
+            ("escape", _) => {
+                return Err(DockerfileError::new(index + 1, "the directive `escape` is neither \\ nor `"));
+            }
             // For linters alone.
             _ => {}
         }

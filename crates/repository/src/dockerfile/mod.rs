@@ -17,7 +17,8 @@ mod words;
 
 pub use ignore::IgnoreFile;
 pub use instruction::{
-    AddOptions, ArgDeclaration, CommandLine, Copy, CopySource, Heredoc, Healthcheck, Instruction, Located, NetworkMode, Run, Script,
+    AddOptions, ArgDeclaration, CommandLine, Copy, CopySource, Healthcheck, Heredoc, Instruction, Located,
+    NetworkMode, Run, Script,
 };
 pub use mount::{CacheMount, Mount, SecretMount, Sharing};
 pub use support::{Feature, SANDBOX_ENGINE, Use};

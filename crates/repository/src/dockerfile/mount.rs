@@ -4,12 +4,24 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mount {
     /// Files of the context, a stage or an image.
-    Bind { target: String, source: Option<String>, from: Option<String>, read_write: bool },
+    Bind {
+        target: String,
+        source: Option<String>,
+        from: Option<String>,
+        read_write: bool,
+    },
     Cache(CacheMount),
-    Tmpfs { target: String, size: Option<u64> },
+    Tmpfs {
+        target: String,
+        size: Option<u64>,
+    },
     Secret(SecretMount),
     /// The caller's ssh agent.
-    Ssh { id: Option<String>, target: Option<String>, required: bool },
+    Ssh {
+        id: Option<String>,
+        target: Option<String>,
+        required: bool,
+    },
 }
 
 /// A folder that outlives the build.
@@ -107,7 +119,10 @@ impl Mount {
         let mount = match kind.as_str() {
             "bind" => bind(&mut options)?,
             "cache" => Self::Cache(cache(&mut options)?),
-            "tmpfs" => Self::Tmpfs { target: required(options.take_target()?)?, size: size(options.take(&["size"])?)? },
+            "tmpfs" => Self::Tmpfs {
+                target: required(options.take_target()?)?,
+                size: size(options.take(&["size"])?)?,
+            },
             "secret" => Self::Secret(secret(&mut options)?),
             "ssh" => Self::Ssh {
                 id: options.take(&["id"])?,
@@ -204,5 +219,8 @@ fn size(text: Option<String>) -> Result<Option<u64>, String> {
         _ => (lower, 0),
     };
     let number: Option<u64> = digits.parse().ok();
-    number.and_then(|number| number.checked_mul(1 << shift)).map(Some).ok_or_else(|| "size is not a size like 64m".into())
+    number
+        .and_then(|number| number.checked_mul(1 << shift))
+        .map(Some)
+        .ok_or_else(|| "size is not a size like 64m".into())
 }

@@ -2,7 +2,8 @@
 
 use super::flags::Flags;
 use super::instruction::{
-    AddOptions, ArgDeclaration, CommandLine, Copy, CopySource, Healthcheck, Heredoc, Instruction, Located, NetworkMode, Run,
+    AddOptions, ArgDeclaration, CommandLine, Copy, CopySource, Healthcheck, Heredoc, Instruction, Located,
+    NetworkMode, Run,
 };
 use super::lines::{self, LogicalLine, parse_heredoc};
 use super::mount::Mount;
@@ -11,8 +12,24 @@ use super::{Dockerfile, DockerfileError, SIZE_LIMIT, Stage};
 
 /// The words that instructions begin with.
 const KEYWORDS: &[&str] = &[
-    "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "MAINTAINER", "ONBUILD", "RUN", "SHELL",
-    "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
+    "ADD",
+    "ARG",
+    "CMD",
+    "COPY",
+    "ENTRYPOINT",
+    "ENV",
+    "EXPOSE",
+    "FROM",
+    "HEALTHCHECK",
+    "LABEL",
+    "MAINTAINER",
+    "ONBUILD",
+    "RUN",
+    "SHELL",
+    "STOPSIGNAL",
+    "USER",
+    "VOLUME",
+    "WORKDIR",
 ];
 
 pub(super) fn read(text: &str) -> Result<Dockerfile, DockerfileError> {
@@ -20,8 +37,12 @@ pub(super) fn read(text: &str) -> Result<Dockerfile, DockerfileError> {
         return Err(DockerfileError::new(0, "the file is larger than 1 MiB"));
     }
     let (directives, lines) = lines::split(text)?;
-    let mut file =
-        Dockerfile { syntax: directives.syntax, escape: directives.escape, global_args: Vec::new(), stages: Vec::new() };
+    let mut file = Dockerfile {
+        syntax: directives.syntax,
+        escape: directives.escape,
+        global_args: Vec::new(),
+        stages: Vec::new(),
+    };
     for line in lines {
         let reader = Line::new(&line, directives.escape)?;
         if reader.keyword == "FROM" {
@@ -61,7 +82,12 @@ impl<'a> Line<'a> {
         Self::of_text(&line.text, line.number, &line.heredocs, escape)
     }
 
-    fn of_text(text: &'a str, number: usize, heredocs: &'a [Heredoc], escape: char) -> Result<Self, DockerfileError> {
+    fn of_text(
+        text: &'a str,
+        number: usize,
+        heredocs: &'a [Heredoc],
+        escape: char,
+    ) -> Result<Self, DockerfileError> {
         let text = text.trim();
         let (word, arguments) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let Some(keyword) = KEYWORDS.iter().find(|keyword| keyword.eq_ignore_ascii_case(word)) else {
@@ -126,11 +152,15 @@ impl<'a> Line<'a> {
         let words: Vec<&str> = rest.split_whitespace().collect();
         let (image, name) = match words[..] {
             [image] => (image, None),
-            [image, word, name] if word.eq_ignore_ascii_case("as") => (image, Some(name.to_ascii_lowercase())),
+            [image, word, name] if word.eq_ignore_ascii_case("as") => {
+                (image, Some(name.to_ascii_lowercase()))
+            }
             _ => return Err(self.error("expected an image, or an image AS a name")),
         };
         if name.as_deref().is_some_and(|name| !is_stage_name(name)) {
-            return Err(self.error("the name of a stage begins with a letter and holds letters, digits and `_-.`"));
+            return Err(
+                self.error("the name of a stage begins with a letter and holds letters, digits and `_-.`")
+            );
         }
         Ok(Stage { name, image: image.to_owned(), platform, line: self.number, instructions: Vec::new() })
     }
@@ -160,8 +190,10 @@ impl<'a> Line<'a> {
         let words = raw_words(self.arguments, self.escape);
         let Some(first) = words.first() else { return Err(self.error("the name is missing")) };
         if !first.contains('=') {
-            let (name, value) =
-                self.arguments.split_once(char::is_whitespace).ok_or_else(|| self.error("the value is missing"))?;
+            let (name, value) = self
+                .arguments
+                .split_once(char::is_whitespace)
+                .ok_or_else(|| self.error("the value is missing"))?;
             return Ok(vec![(name.to_owned(), value.trim_start().to_owned())]);
         }
         words
@@ -201,9 +233,11 @@ impl<'a> Line<'a> {
             copy.parents = flags.take_switch("parents")?.unwrap_or(false);
         }
         flags.finish()?;
-        let mut words = json_array(rest).unwrap_or_else(|| rest.split_whitespace().map(str::to_owned).collect());
+        let mut words =
+            json_array(rest).unwrap_or_else(|| rest.split_whitespace().map(str::to_owned).collect());
         let destination = words.pop().filter(|_| !words.is_empty());
-        copy.destination = destination.ok_or_else(|| self.error("expected at least one source and a destination"))?;
+        copy.destination =
+            destination.ok_or_else(|| self.error("expected at least one source and a destination"))?;
         let mut heredocs = self.heredocs.iter();
         for word in words {
             copy.sources.push(match parse_heredoc(&word).and_then(|_| heredocs.next()) {
@@ -219,7 +253,8 @@ impl<'a> Line<'a> {
 
     fn run(&self) -> Result<Run, DockerfileError> {
         let (mut flags, rest) = self.flags();
-        let mounts: Result<Vec<Mount>, String> = flags.take_all("mount")?.iter().map(|text| Mount::parse(text)).collect();
+        let mounts: Result<Vec<Mount>, String> =
+            flags.take_all("mount")?.iter().map(|text| Mount::parse(text)).collect();
         let mounts = mounts.map_err(|message| self.error(format!("--mount: {message}")))?;
         let network = match flags.take("network")?.as_deref() {
             None | Some("default") => NetworkMode::Default,
@@ -246,7 +281,8 @@ impl<'a> Line<'a> {
     fn healthcheck(&self) -> Result<Healthcheck, DockerfileError> {
         let (mut flags, rest) = self.flags();
         let (interval, timeout) = (flags.take_duration("interval")?, flags.take_duration("timeout")?);
-        let (start_period, start_interval) = (flags.take_duration("start-period")?, flags.take_duration("start-interval")?);
+        let (start_period, start_interval) =
+            (flags.take_duration("start-period")?, flags.take_duration("start-interval")?);
         let retries = match flags.take("retries")?.map(|text| text.parse()) {
             None => None,
             Some(Ok(number)) => Some(number),
@@ -288,7 +324,8 @@ fn json_array(text: &str) -> Option<Vec<String>> {
 }
 
 fn is_stage_name(name: &str) -> bool {
-    name.starts_with(|c: char| c.is_ascii_lowercase()) && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+    name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
 fn is_variable_name(name: &str) -> bool {

@@ -124,7 +124,9 @@ impl Dockerfile {
                     uses.add(Feature::AddUnpack, "ADD --unpack".into());
                 }
             }
-            Instruction::Healthcheck(check) if *check != Healthcheck::None => uses.add(Feature::Healthcheck, "HEALTHCHECK".into()),
+            Instruction::Healthcheck(check) if *check != Healthcheck::None => {
+                uses.add(Feature::Healthcheck, "HEALTHCHECK".into())
+            }
             Instruction::Onbuild { instruction, .. } => {
                 uses.add(Feature::Onbuild, format!("ONBUILD {}", instruction.keyword()));
             }
@@ -149,7 +151,9 @@ impl Dockerfile {
                 uses.add(feature, format!("{keyword} {flag}"));
             }
         }
-        if let Some(mode) = copy.chmod.as_ref().filter(|mode| mode.contains(|c: char| !c.is_digit(8)) && !mode.contains('$')) {
+        if let Some(mode) =
+            copy.chmod.as_ref().filter(|mode| mode.contains(|c: char| !c.is_digit(8)) && !mode.contains('$'))
+        {
             uses.add(Feature::ChmodSymbolic, format!("{keyword} --chmod={mode}"));
         }
         if copy.sources.iter().any(|source| matches!(source, CopySource::Inline(_))) {
@@ -197,11 +201,15 @@ fn features_of_run(run: &Run, uses: &mut Uses) {
 }
 
 fn features_of_added(source: &CopySource, unpack: Option<bool>, uses: &mut Uses) {
-    const ARCHIVES: &[&str] = &[".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst"];
+    const ARCHIVES: &[&str] =
+        &[".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst"];
     let CopySource::Path(path) = source else { return };
     let remote = path.starts_with("http://") || path.starts_with("https://");
     let without_fragment = path.split('#').next().unwrap_or(path);
-    let git = path.starts_with("git@") || path.starts_with("git://") || path.starts_with("ssh://") || without_fragment.ends_with(".git");
+    let git = path.starts_with("git@")
+        || path.starts_with("git://")
+        || path.starts_with("ssh://")
+        || without_fragment.ends_with(".git");
     if git && (remote || path.contains(':')) {
         uses.add(Feature::AddGit, format!("ADD {path}"));
     } else if remote {
@@ -217,7 +225,9 @@ fn is_known_front_end(syntax: &str) -> bool {
     let name = name.split('@').next().unwrap_or(name);
     match name.strip_prefix("docker/dockerfile") {
         Some("" | ":latest") => true,
-        Some(tag) => tag.strip_prefix(":1").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')),
+        Some(tag) => tag
+            .strip_prefix(":1")
+            .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')),
         None => false,
     }
 }

@@ -9,7 +9,16 @@ use super::{Dockerfile, DockerfileError, Stage};
 
 /// Build arguments that may be given without being declared; they reach `RUN` and stay out of the image.
 pub const PREDEFINED: &[&str] = &[
-    "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "FTP_PROXY", "ftp_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy",
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "FTP_PROXY",
+    "ftp_proxy",
+    "NO_PROXY",
+    "no_proxy",
+    "ALL_PROXY",
+    "all_proxy",
 ];
 
 /// What `$name` means at one place of a Dockerfile. Goes through a stage with its instructions.
@@ -49,7 +58,9 @@ impl Variables {
         for arg in &file.global_args {
             let value = match (given.get(&arg.name), &arg.default) {
                 (Some(value), _) => value.clone(),
-                (None, Some(default)) => variables.word(default).map_err(|message| DockerfileError::new(0, message))?,
+                (None, Some(default)) => {
+                    variables.word(default).map_err(|message| DockerfileError::new(0, message))?
+                }
                 (None, None) => continue,
             };
             variables.global.insert(arg.name.clone(), value);
@@ -59,13 +70,22 @@ impl Variables {
 
     /// Given arguments that the file does not declare: a mistyped name, which is never silently ignored.
     pub fn undeclared(file: &Dockerfile, given: &BTreeMap<String, String>) -> Vec<String> {
-        let in_stages = file.stages.iter().flat_map(|stage| &stage.instructions).filter_map(|located| match &located.instruction {
-            Instruction::Arg(declarations) => Some(declarations.as_slice()),
-            _ => None,
+        let in_stages = file.stages.iter().flat_map(|stage| &stage.instructions).filter_map(|located| {
+            match &located.instruction {
+                Instruction::Arg(declarations) => Some(declarations.as_slice()),
+                _ => None,
+            }
         });
-        let declared: Vec<&str> =
-            std::iter::once(file.global_args.as_slice()).chain(in_stages).flatten().map(|arg| arg.name.as_str()).collect();
-        given.keys().filter(|name| !declared.contains(&name.as_str()) && !PREDEFINED.contains(&name.as_str())).cloned().collect()
+        let declared: Vec<&str> = std::iter::once(file.global_args.as_slice())
+            .chain(in_stages)
+            .flatten()
+            .map(|arg| arg.name.as_str())
+            .collect();
+        given
+            .keys()
+            .filter(|name| !declared.contains(&name.as_str()) && !PREDEFINED.contains(&name.as_str()))
+            .cloned()
+            .collect()
     }
 
     /// The image and the platform of a stage, filled in. Only for [`Variables::global`].
@@ -78,7 +98,8 @@ impl Variables {
         if image.is_empty() {
             return Err(fail(format!("`{}` is empty when its variables are filled in", stage.image)));
         }
-        let platform = stage.platform.as_ref().map(|platform| self.word(platform)).transpose().map_err(fail)?;
+        let platform =
+            stage.platform.as_ref().map(|platform| self.word(platform)).transpose().map_err(fail)?;
         Ok((image, platform.filter(|platform| !platform.is_empty())))
     }
 
@@ -90,7 +111,8 @@ impl Variables {
 
     /// What a `RUN` at this place finds in its environment beside the builder's own.
     pub fn run_environment(&self) -> BTreeMap<String, String> {
-        let predefined = PREDEFINED.iter().filter_map(|name| Some(((*name).to_owned(), self.given.get(*name)?.clone())));
+        let predefined =
+            PREDEFINED.iter().filter_map(|name| Some(((*name).to_owned(), self.given.get(*name)?.clone())));
         let args = self.args.iter().filter_map(|(name, value)| Some((name.clone(), value.clone()?)));
         predefined.chain(args).chain(self.env.clone()).collect()
     }
@@ -116,7 +138,12 @@ impl Variables {
                 let mut expanded = declarations.clone();
                 for arg in &mut expanded {
                     arg.default = arg.default.as_ref().map(|default| self.word(default)).transpose()?;
-                    let value = self.given.get(&arg.name).or(arg.default.as_ref()).or(self.global.get(&arg.name)).cloned();
+                    let value = self
+                        .given
+                        .get(&arg.name)
+                        .or(arg.default.as_ref())
+                        .or(self.global.get(&arg.name))
+                        .cloned();
                     self.args.insert(arg.name.clone(), value);
                 }
                 Instruction::Arg(expanded)
@@ -131,12 +158,15 @@ impl Variables {
             Instruction::Copy(copy) => Instruction::Copy(self.copy(copy)?),
             Instruction::Add(copy, options) => {
                 let mut options = options.clone();
-                options.checksum = options.checksum.as_ref().map(|checksum| self.word(checksum)).transpose()?;
+                options.checksum =
+                    options.checksum.as_ref().map(|checksum| self.word(checksum)).transpose()?;
                 Instruction::Add(self.copy(copy)?, options)
             }
             Instruction::Expose(ports) => {
                 let ports = self.words(ports)?;
-                Instruction::Expose(ports.iter().flat_map(|port| port.split_whitespace()).map(str::to_owned).collect())
+                Instruction::Expose(
+                    ports.iter().flat_map(|port| port.split_whitespace()).map(str::to_owned).collect(),
+                )
             }
             Instruction::StopSignal(signal) => Instruction::StopSignal(self.word(signal)?),
             Instruction::User(user) => Instruction::User(self.word(user)?),
@@ -180,13 +210,20 @@ impl Variables {
 
     fn mount(&self, mount: &mut Mount) -> Result<(), String> {
         let texts: Vec<&mut String> = match mount {
-            Mount::Bind { target, source, from, .. } => [Some(target), source.as_mut(), from.as_mut()].into_iter().flatten().collect(),
-            Mount::Cache(cache) => [Some(&mut cache.target), cache.id.as_mut(), cache.source.as_mut(), cache.from.as_mut()]
+            Mount::Bind { target, source, from, .. } => {
+                [Some(target), source.as_mut(), from.as_mut()].into_iter().flatten().collect()
+            }
+            Mount::Cache(cache) => {
+                [Some(&mut cache.target), cache.id.as_mut(), cache.source.as_mut(), cache.from.as_mut()]
+                    .into_iter()
+                    .flatten()
+                    .collect()
+            }
+            Mount::Tmpfs { target, .. } => vec![target],
+            Mount::Secret(secret) => [Some(&mut secret.id), secret.target.as_mut(), secret.env.as_mut()]
                 .into_iter()
                 .flatten()
                 .collect(),
-            Mount::Tmpfs { target, .. } => vec![target],
-            Mount::Secret(secret) => [Some(&mut secret.id), secret.target.as_mut(), secret.env.as_mut()].into_iter().flatten().collect(),
             Mount::Ssh { id, target, .. } => [id.as_mut(), target.as_mut()].into_iter().flatten().collect(),
         };
         for text in texts {

@@ -37,7 +37,11 @@ pub(super) fn raw_words(text: &str, escape: char) -> Vec<String> {
 }
 
 /// Expands variables and takes quotes away.
-pub(super) fn expand(text: &str, escape: char, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
+pub(super) fn expand(
+    text: &str,
+    escape: char,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<String, String> {
     let mut reader = Reader { chars: text.chars().collect(), at: 0, escape, lookup };
     let mut out = String::new();
     reader.until_end(&mut out, None)?;
@@ -45,12 +49,18 @@ pub(super) fn expand(text: &str, escape: char, lookup: &dyn Fn(&str) -> Option<S
 }
 
 /// Expands variables alone, as in a here-document: quotes are text, an escape protects `$` and itself.
-pub(super) fn expand_text(text: &str, escape: char, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
+pub(super) fn expand_text(
+    text: &str,
+    escape: char,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<String, String> {
     let mut reader = Reader { chars: text.chars().collect(), at: 0, escape, lookup };
     let mut out = String::new();
     while let Some(c) = reader.next() {
         match c {
-            c if c == escape && matches!(reader.peek(), Some(next) if next == '$' || next == escape) => out.extend(reader.next()),
+            c if c == escape && matches!(reader.peek(), Some(next) if next == '$' || next == escape) => {
+                out.extend(reader.next())
+            }
             '$' => reader.variable(&mut out)?,
             c => out.push(c),
         }
@@ -163,11 +173,16 @@ impl Reader<'_> {
         }
         // With the colon, an empty value counts as none.
         let (operator, set) = match operator {
-            ':' => (self.next().ok_or("a `${` has no `}`")?, value.as_ref().is_some_and(|value| !value.is_empty())),
+            ':' => (
+                self.next().ok_or("a `${` has no `}`")?,
+                value.as_ref().is_some_and(|value| !value.is_empty()),
+            ),
             other => (other, value.is_some()),
         };
         if !matches!(operator, '-' | '+' | '?') {
-            return Err(format!("`${{{name}{operator}…}}` is not supported; of the operators there are - + ? and these with a colon"));
+            return Err(format!(
+                "`${{{name}{operator}…}}` is not supported; of the operators there are - + ? and these with a colon"
+            ));
         }
         let mut word = String::new();
         self.until_end(&mut word, Some('}'))?;

@@ -34,7 +34,12 @@ pub(crate) struct Access {
 
 impl Access {
     pub(crate) fn prepare(settings: &Settings, remote: Remote<'_>, scope: Scope) -> Result<Self, GitError> {
-        let write = |error: io::Error| GitError::io("credential", "cannot write to the scratch folder", &error);
+        if let Some(Credential::SecretRef { .. }) = remote.credential {
+            let message = "the credential is still the name of a secret; its value has to be looked up first";
+            return Err(GitError::new(FailureClass::Other, "credential", message));
+        }
+        let write =
+            |error: io::Error| GitError::io("credential", "cannot write to the scratch folder", &error);
         let folder = tempfile::Builder::new()
             .prefix("git-")
             .permissions(Permissions::from_mode(0o700))
@@ -58,17 +63,24 @@ impl Access {
     }
 
     fn prepare_ssh(&self, settings: &Settings, remote: Remote<'_>) -> Result<String, GitError> {
-        let write = |error: io::Error| GitError::io("credential", "cannot write to the scratch folder", &error);
+        let write =
+            |error: io::Error| GitError::io("credential", "cannot write to the scratch folder", &error);
         let (key, own_hosts) = match remote.credential {
-            Some(Credential::SshKey { private_key, known_hosts }) => (Some(private_key), known_hosts.as_ref()),
+            Some(Credential::SshKey { private_key, known_hosts }) => {
+                (Some(private_key), known_hosts.as_ref())
+            }
             _ => (None, None),
         };
         let known_hosts = own_hosts.or(settings.known_hosts.as_ref());
         if known_hosts.is_none() && remote.url.scheme() == Scheme::Ssh {
-            let message = format!("the ssh host keys of {} are not known; give `knownHosts` with the credential", remote.url.host());
+            let message = format!(
+                "the ssh host keys of {} are not known; give `knownHosts` with the credential",
+                remote.url.host()
+            );
             return Err(GitError::new(FailureClass::AuthFailed, "credential", message));
         }
-        let hosts = self.write("known_hosts", known_hosts.map_or("", String::as_str), 0o600).map_err(write)?;
+        let hosts =
+            self.write("known_hosts", known_hosts.map_or("", String::as_str), 0o600).map_err(write)?;
         let mut command = format!("{SSH} -o UserKnownHostsFile={}", hosts.display());
         if let Some(key) = key {
             // A key without a line break at its end is not read.
@@ -113,7 +125,10 @@ fn askpass_script(folder: &Path, remote: Remote<'_>, username: &str, scope: Scop
     let scheme = remote.url.scheme().as_str();
     let authority = remote.url.authority();
     let path = remote.url.path();
-    let mut users = vec![username.to_owned(), percent_encoding::utf8_percent_encode(username, percent_encoding::NON_ALPHANUMERIC).to_string()];
+    let mut users = vec![
+        username.to_owned(),
+        percent_encoding::utf8_percent_encode(username, percent_encoding::NON_ALPHANUMERIC).to_string(),
+    ];
     users.push(users[1].replace("%2D", "-").replace("%2E", ".").replace("%5F", "_").replace("%7E", "~"));
     users.sort();
     users.dedup();
@@ -126,7 +141,8 @@ fn askpass_script(folder: &Path, remote: Remote<'_>, username: &str, scope: Scop
             format!("{}*", quoted(&format!("{word} for \"{scheme}://{user}{authority}\""))),
         ],
     };
-    let password: Vec<String> = users.iter().flat_map(|user| patterns("Password", &format!("{user}@"))).collect();
+    let password: Vec<String> =
+        users.iter().flat_map(|user| patterns("Password", &format!("{user}@"))).collect();
     format!(
         "#!/bin/sh\ncase \"$1\" in\n{})\n\texec cat {folder}/username ;;\n{})\n\texec cat {folder}/password ;;\n*)\n\texit 1 ;;\nesac\n",
         patterns("Username", "").join("|"),
@@ -153,14 +169,21 @@ mod tests {
             program: "git".into(),
             scratch: scratch.path().into(),
             mirrors: scratch.path().into(),
-            policy: Policy { hosts: HostAllowList::Any, allow_file: false, allow_http: false, root: WorkspaceRoot::default() },
+            policy: Policy {
+                hosts: HostAllowList::Any,
+                allow_file: false,
+                allow_http: false,
+                root: WorkspaceRoot::default(),
+            },
             known_hosts: None,
             authorities: None,
             proxy: None,
         };
         let url = RepositoryUrl::parse("https://github.com/acme/web.git").unwrap();
-        let credential = Credential::Token { username: Some(username.into()), token: Secret::new("the-token") };
-        let access = Access::prepare(&settings, Remote { url: &url, credential: Some(&credential) }, scope).unwrap();
+        let credential =
+            Credential::Token { username: Some(username.into()), token: Secret::new("the-token") };
+        let access =
+            Access::prepare(&settings, Remote { url: &url, credential: Some(&credential) }, scope).unwrap();
         for name in ["username", "password"] {
             assert_eq!(fs::metadata(access.path().join(name)).unwrap().permissions().mode() & 0o777, 0o600);
         }
@@ -175,7 +198,10 @@ mod tests {
     fn the_helper_answers_for_its_repository_alone() {
         let repository = |prompt| answers(Scope::Repository, "bot", prompt);
         assert_eq!(repository("Username for 'https://github.com/acme/web.git': ").as_deref(), Some("bot"));
-        assert_eq!(repository("Password for 'https://bot@github.com/acme/web.git': ").as_deref(), Some("the-token"));
+        assert_eq!(
+            repository("Password for 'https://bot@github.com/acme/web.git': ").as_deref(),
+            Some("the-token")
+        );
         for prompt in [
             "Username for 'https://github.com/acme/other.git': ",
             "Username for 'https://github.com': ",
@@ -195,7 +221,10 @@ mod tests {
     fn the_helper_of_a_host_answers_for_the_whole_host_alone() {
         let host = |prompt| answers(Scope::Host, "a+b's", prompt);
         assert_eq!(host("Username for 'https://github.com/acme/lib': ").as_deref(), Some("a+b's"));
-        assert_eq!(host("Password for 'https://a%2Bb%27s@github.com/acme/lib': ").as_deref(), Some("the-token"));
+        assert_eq!(
+            host("Password for 'https://a%2Bb%27s@github.com/acme/lib': ").as_deref(),
+            Some("the-token")
+        );
         assert_eq!(host("Password for 'https://a+b's@github.com/acme/lib': ").as_deref(), Some("the-token"));
         assert_eq!(host("Password for \"https://a%2Bb%27s@github.com\"").as_deref(), Some("the-token"));
         for prompt in [

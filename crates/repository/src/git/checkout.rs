@@ -20,7 +20,8 @@ pub struct Checkout<'a> {
     pub resolved: &'a Resolved,
     /// Where the objects come from; the remote itself when absent.
     pub mirror: Option<&'a Mirror>,
-    /// Made if missing. A repository that is there already is brought to the commit, its changed files overwritten.
+    /// Made if missing. A repository that is there already is brought to the commit, its changed files overwritten; its own configuration
+    /// holds then, so this has to run as the user who could write there, and not as a mightier one.
     pub folder: &'a Path,
     /// Commits of history; all of it, with every branch and tag, when absent.
     pub depth: Option<u32>,
@@ -43,7 +44,11 @@ impl Git {
     ///
     /// # Errors
     /// The class says why.
-    pub async fn checkout(&self, wanted: &Checkout<'_>, control: Control<'_>) -> Result<CheckedOut, GitError> {
+    pub async fn checkout(
+        &self,
+        wanted: &Checkout<'_>,
+        control: Control<'_>,
+    ) -> Result<CheckedOut, GitError> {
         let io = |error| GitError::io(OPERATION, "cannot use the folder", &error);
         DirBuilder::new().recursive(true).mode(0o755).create(wanted.folder).map_err(io)?;
         let scope = if wanted.submodules || wanted.lfs { Scope::Host } else { Scope::Repository };
@@ -52,22 +57,36 @@ impl Git {
         self.prepare_repository(&call, wanted, control).await?;
         self.get_commit(wanted, &access, control).await?;
         let branch = self.switch(&call, wanted.resolved, control).await?;
-        let submodules = if wanted.submodules { self.update_submodules(wanted, &access, control).await? } else { Vec::new() };
+        let submodules = if wanted.submodules {
+            self.update_submodules(wanted, &access, control).await?
+        } else {
+            Vec::new()
+        };
         if wanted.lfs {
             self.get_large_files(wanted, &access, &submodules, control).await?;
         }
         Ok(CheckedOut { commit: wanted.resolved.commit().to_owned(), branch, submodules })
     }
 
-    async fn prepare_repository(&self, call: &Call<'_>, wanted: &Checkout<'_>, control: Control<'_>) -> Result<(), GitError> {
+    async fn prepare_repository(
+        &self,
+        call: &Call<'_>,
+        wanted: &Checkout<'_>,
+        control: Control<'_>,
+    ) -> Result<(), GitError> {
         let own = wanted.folder.join(".git");
         // A link in its place would have git write wherever it leads.
         match fs::symlink_metadata(&own) {
             Ok(entry) if entry.is_dir() => {
-                remove_leftovers(&own).map_err(|error| GitError::io(OPERATION, "cannot clean the repository", &error))?;
+                remove_leftovers(&own)
+                    .map_err(|error| GitError::io(OPERATION, "cannot clean the repository", &error))?;
             }
             Ok(_) => {
-                return Err(GitError::new(FailureClass::Other, OPERATION, "`.git` in the folder is not a folder"));
+                return Err(GitError::new(
+                    FailureClass::Other,
+                    OPERATION,
+                    "`.git` in the folder is not a folder",
+                ));
             }
             Err(_) => {
                 let format = object_format(Some(wanted.resolved.commit()));
@@ -76,11 +95,17 @@ impl Git {
         }
         let url = wanted.remote.url.to_string();
         self.run(call, &["config", "remote.origin.url", &url], control).await?;
-        self.run(call, &["config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*"], control).await?;
+        self.run(call, &["config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*"], control)
+            .await?;
         Ok(())
     }
 
-    async fn get_commit(&self, wanted: &Checkout<'_>, access: &Access, control: Control<'_>) -> Result<(), GitError> {
+    async fn get_commit(
+        &self,
+        wanted: &Checkout<'_>,
+        access: &Access,
+        control: Control<'_>,
+    ) -> Result<(), GitError> {
         let mut call = Call::new("fetch", wanted.remote, access, wanted.folder);
         let commit = wanted.resolved.commit();
         if self.has_commit(&call, commit, control).await? {
@@ -126,18 +151,38 @@ impl Git {
         if self.has_commit(&call, commit, control).await? {
             return Ok(());
         }
-        Err(GitError::new(FailureClass::RefNotFound, "fetch", format!("the remote does not hand out commit {commit}")))
+        Err(GitError::new(
+            FailureClass::RefNotFound,
+            "fetch",
+            format!("the remote does not hand out commit {commit}"),
+        ))
     }
 
     /// Puts the files in place and names where they come from, so that `git pull` and `git push` work for whoever works there.
-    async fn switch(&self, call: &Call<'_>, resolved: &Resolved, control: Control<'_>) -> Result<Option<String>, GitError> {
+    async fn switch(
+        &self,
+        call: &Call<'_>,
+        resolved: &Resolved,
+        control: Control<'_>,
+    ) -> Result<Option<String>, GitError> {
         let commit = resolved.commit();
         match (resolved.kind(), resolved.branch()) {
             (ResolvedKind::Branch, Some(branch)) => {
-                self.run(call, &["update-ref", &format!("refs/remotes/origin/{branch}"), commit], control).await?;
-                self.run(call, &["checkout", "--progress", "--force", "--no-track", "-B", branch, commit], control).await?;
+                self.run(call, &["update-ref", &format!("refs/remotes/origin/{branch}"), commit], control)
+                    .await?;
+                self.run(
+                    call,
+                    &["checkout", "--progress", "--force", "--no-track", "-B", branch, commit],
+                    control,
+                )
+                .await?;
                 self.run(call, &["config", &format!("branch.{branch}.remote"), "origin"], control).await?;
-                self.run(call, &["config", &format!("branch.{branch}.merge"), &format!("refs/heads/{branch}")], control).await?;
+                self.run(
+                    call,
+                    &["config", &format!("branch.{branch}.merge"), &format!("refs/heads/{branch}")],
+                    control,
+                )
+                .await?;
                 Ok(Some(branch.to_owned()))
             }
             (kind, _) => {

@@ -39,8 +39,10 @@ impl FailureClass {
     /// Reads what git wrote. It runs with untranslated messages.
     pub(crate) fn of_output(stderr: &str) -> Self {
         // The server speaks in lines that begin so; what it says does not decide.
-        let said: String =
-            stderr.lines().filter(|line| !line.trim_start().starts_with("remote:")).fold(String::new(), |text, line| text + line + "\n");
+        let said: String = stderr
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("remote:"))
+            .fold(String::new(), |text, line| text + line + "\n");
         MARKS
             .iter()
             .find(|(_, marks)| marks.iter().any(|mark| said.contains(mark)))
@@ -135,7 +137,8 @@ impl GitError {
 
     /// A failure of the machine around git.
     pub(crate) fn io(operation: &'static str, what: &str, error: &std::io::Error) -> Self {
-        let full = matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded);
+        let full =
+            matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded);
         let class = if full { FailureClass::DiskFull } else { FailureClass::Other };
         Self::new(class, operation, format!("{what}: {error}"))
     }
@@ -143,11 +146,19 @@ impl GitError {
     pub(crate) fn of_output(operation: &'static str, tail: String) -> Self {
         let class = FailureClass::of_output(&tail);
         let message = match class {
-            FailureClass::Unreachable => "the repository could not be reached or does not exist for this credential",
-            FailureClass::AuthFailed => "the remote did not accept the credential, or its own key is not the known one",
+            FailureClass::Unreachable => {
+                "the repository could not be reached or does not exist for this credential"
+            }
+            FailureClass::AuthFailed => {
+                "the remote did not accept the credential, or its own key is not the known one"
+            }
             FailureClass::RefNotFound => "the remote has no such ref or commit",
             FailureClass::DiskFull => "the disk is full",
-            _ => tail.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("git failed and wrote nothing"),
+            _ => tail
+                .lines()
+                .rev()
+                .find(|line| !line.trim().is_empty())
+                .unwrap_or("git failed and wrote nothing"),
         };
         Self { class, operation, message: message.to_owned(), tail }
     }
@@ -161,19 +172,46 @@ mod tests {
     fn what_git_writes_is_classed() {
         for (written, class) in [
             ("fatal: unable to access 'https://x/': Could not resolve host: x", FailureClass::Unreachable),
-            ("fatal: unable to access 'https://x/': server certificate verification failed. SSL", FailureClass::Unreachable),
-            ("ssh: connect to host x port 22: Connection refused\nfatal: Could not read from remote repository.", FailureClass::Unreachable),
-            ("git@x: Permission denied (publickey).\nfatal: Could not read from remote repository.", FailureClass::AuthFailed),
-            ("Host key verification failed.\nfatal: Could not read from remote repository.", FailureClass::AuthFailed),
-            ("fatal: could not read Username for 'https://x': terminal prompts disabled", FailureClass::AuthFailed),
-            ("fatal: unable to access 'https://x/': The requested URL returned error: 403", FailureClass::AuthFailed),
-            ("fatal: unable to access 'https://x/': The requested URL returned error: 503", FailureClass::Unreachable),
+            (
+                "fatal: unable to access 'https://x/': server certificate verification failed. SSL",
+                FailureClass::Unreachable,
+            ),
+            (
+                "ssh: connect to host x port 22: Connection refused\nfatal: Could not read from remote repository.",
+                FailureClass::Unreachable,
+            ),
+            (
+                "git@x: Permission denied (publickey).\nfatal: Could not read from remote repository.",
+                FailureClass::AuthFailed,
+            ),
+            (
+                "Host key verification failed.\nfatal: Could not read from remote repository.",
+                FailureClass::AuthFailed,
+            ),
+            (
+                "fatal: could not read Username for 'https://x': terminal prompts disabled",
+                FailureClass::AuthFailed,
+            ),
+            (
+                "fatal: unable to access 'https://x/': The requested URL returned error: 403",
+                FailureClass::AuthFailed,
+            ),
+            (
+                "fatal: unable to access 'https://x/': The requested URL returned error: 503",
+                FailureClass::Unreachable,
+            ),
             ("fatal: remote error: upload-pack: not our ref abc", FailureClass::RefNotFound),
             ("fatal: couldn't find remote ref refs/heads/x", FailureClass::RefNotFound),
-            ("error: file write error: No space left on device\nfatal: unable to access", FailureClass::DiskFull),
+            (
+                "error: file write error: No space left on device\nfatal: unable to access",
+                FailureClass::DiskFull,
+            ),
             ("fatal: transport 'ext' not allowed", FailureClass::Other),
             // The server's own words do not decide.
-            ("remote: Permission denied (publickey)\nfatal: couldn't find remote ref x", FailureClass::RefNotFound),
+            (
+                "remote: Permission denied (publickey)\nfatal: couldn't find remote ref x",
+                FailureClass::RefNotFound,
+            ),
             ("", FailureClass::Other),
         ] {
             assert_eq!(FailureClass::of_output(written), class, "{written}");

@@ -8,7 +8,11 @@ use crate::host::HostAllowList;
 use crate::url::Scheme;
 
 /// Variables besides which git's environment is empty.
-pub(super) fn environment(settings: &Settings, access: &Access, remote: Remote<'_>) -> Vec<(&'static str, String)> {
+pub(super) fn environment(
+    settings: &Settings,
+    access: &Access,
+    remote: Remote<'_>,
+) -> Vec<(&'static str, String)> {
     let home = access.path().display().to_string();
     let mut environment = vec![
         ("PATH", std::env::var("PATH").unwrap_or_else(|_| "/usr/local/bin:/usr/bin:/bin".into())),

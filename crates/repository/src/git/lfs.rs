@@ -8,6 +8,8 @@ use super::{Control, Git};
 
 const OPERATION: &str = "lfs";
 
+const CONFIGURATION: &str = ".lfsconfig";
+
 /// The filters that `git lfs install` would write, without anything written.
 const FILTERS: &[(&str, &str)] = &[
     ("filter.lfs.clean", "git-lfs clean -- %f"),
@@ -32,13 +34,40 @@ impl Git {
         for path in std::iter::once("").chain(submodules.iter().map(String::as_str)) {
             let folder = wanted.folder.join(path);
             let mut call = Call::new(OPERATION, wanted.remote, access, &folder);
+            self.check_store(&call, control).await?;
             call.configuration = FILTERS;
             self.run(&call, &["lfs", "pull", "origin"], control).await.map_err(|error| {
                 if error.tail.contains("'lfs' is not a git command") {
-                    return GitError::new(FailureClass::Other, OPERATION, "the program git-lfs is not installed");
+                    return GitError::new(
+                        FailureClass::Other,
+                        OPERATION,
+                        "the program git-lfs is not installed",
+                    );
                 }
                 error
             })?;
+        }
+        Ok(())
+    }
+
+    /// A repository may say where its large files are; that is an address like any other.
+    async fn check_store(&self, call: &Call<'_>, control: Control<'_>) -> Result<(), GitError> {
+        if !std::fs::symlink_metadata(call.folder.join(CONFIGURATION)).is_ok_and(|entry| entry.is_file()) {
+            return Ok(());
+        }
+        let listed = self
+            .run(call, &["config", "--null", "--file", CONFIGURATION, "--no-includes", "--list"], control)
+            .await?;
+        for (name, value) in listed.split('\0').filter_map(|entry| entry.split_once('\n')) {
+            if name.to_ascii_lowercase().ends_with("url")
+                && let Err(error) = self.settings.policy.check_url(value)
+            {
+                let message = format!(
+                    "{CONFIGURATION} names a store for large files that is not allowed: {}",
+                    error.message
+                );
+                return Err(GitError::new(FailureClass::Other, OPERATION, message));
+            }
         }
         Ok(())
     }

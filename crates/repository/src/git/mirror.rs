@@ -33,11 +33,21 @@ impl Git {
     ///
     /// # Errors
     /// The class says why; a commit that the remote does not hand out is [`FailureClass::RefNotFound`].
-    pub async fn mirror(&self, remote: Remote<'_>, resolved: &Resolved, control: Control<'_>) -> Result<Mirror, GitError> {
+    pub async fn mirror(
+        &self,
+        remote: Remote<'_>,
+        resolved: &Resolved,
+        control: Control<'_>,
+    ) -> Result<Mirror, GitError> {
         self.fetch_mirror(remote, Some(resolved.commit()), control).await
     }
 
-    pub(super) async fn fetch_mirror(&self, remote: Remote<'_>, commit: Option<&str>, control: Control<'_>) -> Result<Mirror, GitError> {
+    pub(super) async fn fetch_mirror(
+        &self,
+        remote: Remote<'_>,
+        commit: Option<&str>,
+        control: Control<'_>,
+    ) -> Result<Mirror, GitError> {
         let io = |error: io::Error| GitError::io(OPERATION, "cannot use the mirror's folder", &error);
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.settings.mirrors).map_err(io)?;
         let slug = remote.url.slug();
@@ -60,7 +70,12 @@ impl Git {
     }
 
     /// Brings the mirror up to date, unless another call has got the commit meanwhile.
-    async fn update(&self, call: &Call<'_>, commit: Option<&str>, control: Control<'_>) -> Result<(), GitError> {
+    async fn update(
+        &self,
+        call: &Call<'_>,
+        commit: Option<&str>,
+        control: Control<'_>,
+    ) -> Result<(), GitError> {
         if let Some(commit) = commit
             && self.has_commit(call, commit, control).await?
         {
@@ -115,7 +130,12 @@ impl Git {
         fs::rename(&fresh, path).map_err(io)
     }
 
-    pub(super) async fn has_commit(&self, call: &Call<'_>, commit: &str, control: Control<'_>) -> Result<bool, GitError> {
+    pub(super) async fn has_commit(
+        &self,
+        call: &Call<'_>,
+        commit: &str,
+        control: Control<'_>,
+    ) -> Result<bool, GitError> {
         self.ask(call, &["cat-file", "-e", &format!("{commit}^{{commit}}")], control).await
     }
 }
@@ -133,12 +153,19 @@ pub(super) fn mirror_url(mirror: &Mirror) -> String {
 }
 
 /// Takes the lock, also against other processes, within the call's time.
-async fn lock(path: &Path, take: fn(&File) -> Result<(), fs::TryLockError>, control: Control<'_>) -> Result<File, GitError> {
+async fn lock(
+    path: &Path,
+    take: fn(&File) -> Result<(), fs::TryLockError>,
+    control: Control<'_>,
+) -> Result<File, GitError> {
     let io = |error: io::Error| GitError::io(OPERATION, "cannot lock the mirror", &error);
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(io)?;
     loop {
         match take(&file) {
-            Ok(()) => return Ok(file),
+            Ok(()) => {
+                file.set_modified(std::time::SystemTime::now()).map_err(io)?;
+                return Ok(file);
+            }
             Err(fs::TryLockError::WouldBlock) => {}
             Err(fs::TryLockError::Error(error)) => return Err(io(error)),
         }

@@ -10,6 +10,7 @@ mod access;
 mod checkout;
 mod failure;
 mod fence;
+mod housekeeping;
 mod lfs;
 mod mirror;
 mod process;
@@ -40,13 +41,13 @@ pub struct Settings {
     /// A folder for credential files, best in memory. Each call has a folder of its own in it, of mode 0700, that is gone when the call
     /// is. The path may hold letters, digits and `/._-` alone, because it becomes part of a shell command.
     pub scratch: PathBuf,
-    /// Where mirrors are kept. Only one user may write there.
+    /// Where mirrors are kept. Nobody else may write there.
     pub mirrors: PathBuf,
-    /// Schemes and hosts; what a repository's submodules name is held to them too.
+    /// Schemes and hosts. The addresses of submodules and of stores for large files are held to them too.
     pub policy: Policy,
     /// Lines of `known_hosts` for ssh, where the credential brings none.
     pub known_hosts: Option<String>,
-    /// Authorities for https in PEM form beside none of the system's; the system's when absent.
+    /// A file of authorities for https in PEM form, instead of the system's.
     pub authorities: Option<PathBuf>,
     /// `http://host:port` of a proxy for https.
     pub proxy: Option<String>,
@@ -74,7 +75,9 @@ pub struct Remote<'a> {
 impl Remote<'_> {
     pub(crate) fn secrets(&self) -> Vec<&str> {
         match self.credential {
-            Some(Credential::Token { token: secret, .. } | Credential::SshKey { private_key: secret, .. }) => {
+            Some(
+                Credential::Token { token: secret, .. } | Credential::SshKey { private_key: secret, .. },
+            ) => {
                 vec![Secret::expose(secret)]
             }
             _ => Vec::new(),

@@ -40,7 +40,12 @@ pub(super) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    pub(super) fn new(operation: &'static str, remote: Remote<'a>, access: &'a Access, folder: &'a Path) -> Self {
+    pub(super) fn new(
+        operation: &'static str,
+        remote: Remote<'a>,
+        access: &'a Access,
+        folder: &'a Path,
+    ) -> Self {
         Self { operation, remote, access, folder, configuration: &[], environment: &[] }
     }
 }
@@ -54,7 +59,12 @@ pub(super) struct Ended {
 
 impl Git {
     /// Runs git and gives its standard output.
-    pub(super) async fn run(&self, call: &Call<'_>, arguments: &[&str], control: Control<'_>) -> Result<String, GitError> {
+    pub(super) async fn run(
+        &self,
+        call: &Call<'_>,
+        arguments: &[&str],
+        control: Control<'_>,
+    ) -> Result<String, GitError> {
         let ended = self.end_of(call, arguments, control).await?;
         if !ended.status.success() {
             return Err(GitError::of_output(call.operation, ended.tail));
@@ -63,7 +73,12 @@ impl Git {
     }
 
     /// Runs git where its exit status is an answer: zero is yes, one is no.
-    pub(super) async fn ask(&self, call: &Call<'_>, arguments: &[&str], control: Control<'_>) -> Result<bool, GitError> {
+    pub(super) async fn ask(
+        &self,
+        call: &Call<'_>,
+        arguments: &[&str],
+        control: Control<'_>,
+    ) -> Result<bool, GitError> {
         let ended = self.end_of(call, arguments, control).await?;
         match ended.status.code() {
             Some(0) => Ok(true),
@@ -73,7 +88,12 @@ impl Git {
         }
     }
 
-    async fn end_of(&self, call: &Call<'_>, arguments: &[&str], control: Control<'_>) -> Result<Ended, GitError> {
+    async fn end_of(
+        &self,
+        call: &Call<'_>,
+        arguments: &[&str],
+        control: Control<'_>,
+    ) -> Result<Ended, GitError> {
         if control.cancel.is_cancelled() {
             return Err(GitError::new(FailureClass::Cancelled, call.operation, "cancelled"));
         }
@@ -157,7 +177,8 @@ async fn communicate(child: &mut Child, errors: &mut Errors<'_>) -> std::io::Res
     let mut status = None;
     let mut alone = true;
     {
-        let reading = async { tokio::join!(read_output(stdout, &mut written, &mut too_long), errors.read(stderr)) };
+        let reading =
+            async { tokio::join!(read_output(stdout, &mut written, &mut too_long), errors.read(stderr)) };
         tokio::pin!(reading);
         tokio::select! {
             (output, error) = &mut reading => output.and(error)?,
@@ -181,7 +202,11 @@ async fn communicate(child: &mut Child, errors: &mut Errors<'_>) -> std::io::Res
     Ok(Communicated::Ended(status, written, alone))
 }
 
-async fn read_output(mut from: impl AsyncRead + Unpin, into: &mut Vec<u8>, too_long: &mut bool) -> std::io::Result<()> {
+async fn read_output(
+    mut from: impl AsyncRead + Unpin,
+    into: &mut Vec<u8>,
+    too_long: &mut bool,
+) -> std::io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let read = from.read(&mut buffer).await?;
@@ -207,7 +232,13 @@ struct Errors<'a> {
 
 impl<'a> Errors<'a> {
     fn new(redactor: &Redactor, control: Control<'a>) -> Self {
-        Self { filter: Some(redactor.stream()), control, line: Vec::new(), lines: std::collections::VecDeque::new(), bytes: 0 }
+        Self {
+            filter: Some(redactor.stream()),
+            control,
+            line: Vec::new(),
+            lines: std::collections::VecDeque::new(),
+            bytes: 0,
+        }
     }
 
     async fn read(&mut self, mut from: impl AsyncRead + Unpin) -> std::io::Result<()> {

@@ -23,12 +23,23 @@ impl Progress {
             Some((percent, rest)) => {
                 let percent = percent.trim().parse().ok().filter(|percent| *percent <= 100)?;
                 let (done, total) = rest.split_once('(')?.1.split_once(')')?.0.split_once('/')?;
-                Some(Self { phase, percent: Some(percent), done: done.parse().ok()?, total: Some(total.parse().ok()?) })
+                Some(Self {
+                    phase,
+                    percent: Some(percent),
+                    done: done.parse().ok()?,
+                    total: Some(total.parse().ok()?),
+                })
             }
             None => {
                 let counted = rest.trim_end_matches(", done.").split(',').next()?;
-                let counting = phase.ends_with("objects") || phase.ends_with("files") || phase.ends_with("deltas");
-                Some(Self { done: counting.then(|| counted.trim().parse().ok())??, phase, percent: None, total: None })
+                let counting =
+                    phase.ends_with("objects") || phase.ends_with("files") || phase.ends_with("deltas");
+                Some(Self {
+                    done: counting.then(|| counted.trim().parse().ok())??,
+                    phase,
+                    percent: None,
+                    total: None,
+                })
             }
         }
     }
@@ -41,9 +52,18 @@ mod tests {
     #[test]
     fn lines_of_progress_are_read_and_others_are_not() {
         let read = |line| Progress::parse(line).map(|p| (p.phase, p.percent, p.done, p.total));
-        assert_eq!(read("Receiving objects:  45% (9/20), 1.2 MiB | 3 MiB/s"), Some(("Receiving objects".into(), Some(45), 9, Some(20))));
-        assert_eq!(read("remote: Counting objects: 100% (7/7), done."), Some(("Counting objects".into(), Some(100), 7, Some(7))));
-        assert_eq!(read("remote: Enumerating objects: 12, done."), Some(("Enumerating objects".into(), None, 12, None)));
+        assert_eq!(
+            read("Receiving objects:  45% (9/20), 1.2 MiB | 3 MiB/s"),
+            Some(("Receiving objects".into(), Some(45), 9, Some(20)))
+        );
+        assert_eq!(
+            read("remote: Counting objects: 100% (7/7), done."),
+            Some(("Counting objects".into(), Some(100), 7, Some(7)))
+        );
+        assert_eq!(
+            read("remote: Enumerating objects: 12, done."),
+            Some(("Enumerating objects".into(), None, 12, None))
+        );
         assert_eq!(read("fatal: could not read Username for 'https://x': no"), None);
         assert_eq!(read("x: 900% (1/1)"), None);
         assert_eq!(read(""), None);

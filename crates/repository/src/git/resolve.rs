@@ -18,9 +18,19 @@ pub enum ResolvedKind {
     Commit,
 }
 
+impl ResolvedKind {
+    fn of_name(full_name: &str) -> Self {
+        match full_name {
+            name if name.starts_with("refs/heads/") => Self::Branch,
+            name if name.starts_with("refs/tags/") => Self::Tag,
+            _ => Self::Other,
+        }
+    }
+}
+
 /// A commit, and the remote's word that the credential may read the repository.
 ///
-/// Only [`Git::resolve`] makes one, so that a mirror, which many share, is read by nobody whom the remote did not let in.
+/// Only [`Git::resolve`] and [`Git::resolve_pinned`] make one, so that a mirror, which many share, is read by nobody whom the remote did not let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
     commit: String,
@@ -62,7 +72,12 @@ impl Git {
     ///
     /// # Errors
     /// The class says why; [`FailureClass::RefNotFound`] also for an empty repository.
-    pub async fn resolve(&self, remote: Remote<'_>, reference: &Reference, control: Control<'_>) -> Result<Resolved, GitError> {
+    pub async fn resolve(
+        &self,
+        remote: Remote<'_>,
+        reference: &Reference,
+        control: Control<'_>,
+    ) -> Result<Resolved, GitError> {
         let access = Access::prepare(&self.settings, remote, Scope::Repository)?;
         let patterns = match reference {
             Reference::Head | Reference::Commit(_) => vec!["HEAD".to_owned()],
@@ -70,7 +85,11 @@ impl Git {
             // The beginning of a commit may be that of any branch.
             Reference::Name(_) if reference.abbreviated_commit().is_some() => Vec::new(),
             Reference::Name(name) => {
-                vec![format!("refs/heads/{name}"), format!("refs/tags/{name}"), format!("refs/tags/{name}^{{}}")]
+                vec![
+                    format!("refs/heads/{name}"),
+                    format!("refs/tags/{name}"),
+                    format!("refs/tags/{name}^{{}}"),
+                ]
             }
         };
         let listing = self.list(remote, &access, &patterns, control).await?;
@@ -89,7 +108,39 @@ impl Git {
         }
     }
 
-    async fn list(&self, remote: Remote<'_>, access: &Access, patterns: &[String], control: Control<'_>) -> Result<Listing, GitError> {
+    /// Takes a commit for that of a ref which may have moved on since, as when one machine has resolved it and another checks it out. The
+    /// remote is asked whether it lets this credential in, not what the ref is now.
+    ///
+    /// # Errors
+    /// The class says why. [`FailureClass::RefNotFound`]: the commit is not a complete one, or the ref not a full name.
+    pub async fn resolve_pinned(
+        &self,
+        remote: Remote<'_>,
+        commit: &str,
+        full_name: Option<&str>,
+        control: Control<'_>,
+    ) -> Result<Resolved, GitError> {
+        let malformed = |what| {
+            GitError::new(FailureClass::RefNotFound, OPERATION, format!("{what} is not a complete one"))
+        };
+        let asked = Reference::parse(commit).ok().filter(|asked| matches!(asked, Reference::Commit(_)));
+        let resolved = self.resolve(remote, &asked.ok_or_else(|| malformed("the commit"))?, control).await?;
+        let Some(name) = full_name else { return Ok(resolved) };
+        match Reference::parse(name) {
+            Ok(Reference::Full(name)) => {
+                Ok(Resolved { kind: ResolvedKind::of_name(&name), name: Some(name), ..resolved })
+            }
+            _ => Err(malformed("the ref's name")),
+        }
+    }
+
+    async fn list(
+        &self,
+        remote: Remote<'_>,
+        access: &Access,
+        patterns: &[String],
+        control: Control<'_>,
+    ) -> Result<Listing, GitError> {
         let call = Call::new(OPERATION, remote, access, access.path());
         let url = remote.url.to_string();
         let mut arguments = vec!["ls-remote", "--symref", "--", url.as_str()];
@@ -98,20 +149,32 @@ impl Git {
     }
 
     /// Finds the beginning of a commit that no ref points to, which takes the whole history.
-    async fn resolve_in_history(&self, remote: Remote<'_>, beginning: &str, control: Control<'_>) -> Result<Resolved, GitError> {
+    async fn resolve_in_history(
+        &self,
+        remote: Remote<'_>,
+        beginning: &str,
+        control: Control<'_>,
+    ) -> Result<Resolved, GitError> {
         let mirror = self.fetch_mirror(remote, None, control).await?;
         let access = Access::prepare(&self.settings, remote, Scope::Repository)?;
         let call = Call::new(OPERATION, remote, &access, mirror.path());
         let wanted = format!("{beginning}^{{commit}}");
-        let commit = self.run(&call, &["rev-parse", "--verify", "--end-of-options", &wanted], control).await.map_err(|error| {
-            if error.tail.contains("is ambiguous") {
-                return ambiguous(beginning);
-            }
-            match error.class {
-                FailureClass::Timeout | FailureClass::Cancelled => error,
-                _ => GitError::new(FailureClass::RefNotFound, OPERATION, format!("no branch, tag or commit is called {beginning}")),
-            }
-        })?;
+        let commit = self
+            .run(&call, &["rev-parse", "--verify", "--end-of-options", &wanted], control)
+            .await
+            .map_err(|error| {
+                if error.tail.contains("is ambiguous") {
+                    return ambiguous(beginning);
+                }
+                match error.class {
+                    FailureClass::Timeout | FailureClass::Cancelled => error,
+                    _ => GitError::new(
+                        FailureClass::RefNotFound,
+                        OPERATION,
+                        format!("no branch, tag or commit is called {beginning}"),
+                    ),
+                }
+            })?;
         Ok(Resolved { commit: commit.trim().to_owned(), kind: ResolvedKind::Commit, name: None })
     }
 }
@@ -144,12 +207,12 @@ impl Listing {
 
     fn find(&self, reference: &Reference) -> Option<Resolved> {
         let named = |name: String| {
-            let kind = match &name {
-                name if name.starts_with("refs/heads/") => ResolvedKind::Branch,
-                name if name.starts_with("refs/tags/") => ResolvedKind::Tag,
-                _ => ResolvedKind::Other,
-            };
-            self.peeled(&name).map(|commit| Resolved { commit: commit.to_owned(), kind, name: Some(name.clone()) })
+            let kind = ResolvedKind::of_name(&name);
+            self.peeled(&name).map(|commit| Resolved {
+                commit: commit.to_owned(),
+                kind,
+                name: Some(name.clone()),
+            })
         };
         match reference {
             Reference::Head => {
@@ -160,14 +223,20 @@ impl Listing {
                 Some(Resolved { commit, kind, name })
             }
             Reference::Full(name) => named(name.clone()),
-            Reference::Name(name) => named(format!("refs/heads/{name}")).or_else(|| named(format!("refs/tags/{name}"))),
+            Reference::Name(name) => {
+                named(format!("refs/heads/{name}")).or_else(|| named(format!("refs/tags/{name}")))
+            }
             Reference::Commit(_) => None,
         }
     }
 
     fn commit_that_begins(&self, beginning: &str) -> Result<Option<String>, GitError> {
-        let mut commits: Vec<&str> =
-            self.refs.iter().map(|(_, commit)| commit.as_str()).filter(|commit| commit.starts_with(beginning)).collect();
+        let mut commits: Vec<&str> = self
+            .refs
+            .iter()
+            .map(|(_, commit)| commit.as_str())
+            .filter(|commit| commit.starts_with(beginning))
+            .collect();
         commits.sort_unstable();
         commits.dedup();
         match commits[..] {
@@ -179,7 +248,11 @@ impl Listing {
 }
 
 fn ambiguous(beginning: &str) -> GitError {
-    GitError::new(FailureClass::RefNotFound, OPERATION, format!("several commits begin with {beginning}; give more of it"))
+    GitError::new(
+        FailureClass::RefNotFound,
+        OPERATION,
+        format!("several commits begin with {beginning}; give more of it"),
+    )
 }
 
 fn not_found(reference: &Reference) -> GitError {

@@ -29,7 +29,8 @@ impl Git {
             for path in self.update_level(wanted, access, &folder, control).await? {
                 let path = parent.join(path);
                 if level + 1 >= DEPTH_LIMIT || done.len() >= COUNT_LIMIT {
-                    let message = format!("submodules are nested deeper than {DEPTH_LIMIT} or more than {COUNT_LIMIT}");
+                    let message =
+                        format!("submodules are nested deeper than {DEPTH_LIMIT} or more than {COUNT_LIMIT}");
                     return Err(GitError::new(FailureClass::Other, OPERATION, message));
                 }
                 done.push(path.to_string_lossy().into_owned());
@@ -63,7 +64,9 @@ impl Git {
         let mut update = vec!["submodule", "update", "--force", "--jobs=2"];
         update.extend(depth.as_deref());
         self.run(&call, &update, control).await?;
-        let listed = self.run(&call, &["submodule", "--quiet", "foreach", "printf '%s\\0' \"$sm_path\""], control).await?;
+        let listed = self
+            .run(&call, &["submodule", "--quiet", "foreach", "printf '%s\\0' \"$sm_path\""], control)
+            .await?;
         Ok(listed.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect())
     }
 
@@ -74,7 +77,11 @@ impl Git {
             Code::HostNotAllowed => "is on a host that is not allowed",
             _ => "has an address that is not allowed",
         };
-        Err(GitError::new(FailureClass::Other, OPERATION, format!("submodule {name:?} {why}: {}", error.message)))
+        Err(GitError::new(
+            FailureClass::Other,
+            OPERATION,
+            format!("submodule {name:?} {why}: {}", error.message),
+        ))
     }
 }
 

@@ -13,8 +13,23 @@ const START_HOOKS: &[&str] = &[".sandbox/start.sh", ".openinspect/start.sh"];
 
 /// Files that pin what a setup installs. When one changes, the image is another.
 const LOCK_FILES: &[&str] = &[
-    "Cargo.lock", "Gemfile.lock", "bun.lock", "bun.lockb", "composer.lock", "deno.lock", "flake.lock", "go.sum", "mix.lock",
-    "npm-shrinkwrap.json", "package-lock.json", "pdm.lock", "Pipfile.lock", "pnpm-lock.yaml", "poetry.lock", "requirements.txt", "uv.lock",
+    "Cargo.lock",
+    "Gemfile.lock",
+    "bun.lock",
+    "bun.lockb",
+    "composer.lock",
+    "deno.lock",
+    "flake.lock",
+    "go.sum",
+    "mix.lock",
+    "npm-shrinkwrap.json",
+    "package-lock.json",
+    "pdm.lock",
+    "Pipfile.lock",
+    "pnpm-lock.yaml",
+    "poetry.lock",
+    "requirements.txt",
+    "uv.lock",
     "yarn.lock",
 ];
 
@@ -30,7 +45,12 @@ pub fn detect(tree: &Tree, request: &RecipeRequest, workspace: &str) -> Result<R
         RecipeRequest::Auto => auto(tree, workspace),
         RecipeRequest::Dockerfile { path, context, target, args } => {
             let path = path.clone().unwrap_or_else(|| "Dockerfile".into());
-            let details = DockerfileDetails { path, context: context.clone(), target: target.clone(), args: args.clone() };
+            let details = DockerfileDetails {
+                path,
+                context: context.clone(),
+                target: target.clone(),
+                args: args.clone(),
+            };
             let mut recipe = dockerfile(tree, Origin::Request, "", details)?;
             add_hooks(tree, &mut recipe)?;
             Ok(recipe)
@@ -45,8 +65,12 @@ pub fn detect(tree: &Tree, request: &RecipeRequest, workspace: &str) -> Result<R
             let recipe = read_devcontainer(tree, &path, workspace)?;
             Ok(Recipe { origin: Origin::Request, ..recipe })
         }
-        RecipeRequest::Hooks { image, setup, start } => hooks_of_request(tree, image.as_deref(), setup.as_deref(), start.as_deref()),
-        RecipeRequest::None { image } => Ok(Recipe::new(RecipeKind::None, Origin::Request, base(image.as_deref()))),
+        RecipeRequest::Hooks { image, setup, start } => {
+            hooks_of_request(tree, image.as_deref(), setup.as_deref(), start.as_deref())
+        }
+        RecipeRequest::None { image } => {
+            Ok(Recipe::new(RecipeKind::None, Origin::Request, base(image.as_deref())))
+        }
     }
 }
 
@@ -58,7 +82,12 @@ fn auto(tree: &Tree, workspace: &str) -> Result<Recipe, RecipeError> {
         return read_devcontainer(tree, path, workspace);
     }
     if tree.is_file("Dockerfile")? {
-        let details = DockerfileDetails { path: "Dockerfile".into(), context: None, target: None, args: BTreeMap::new() };
+        let details = DockerfileDetails {
+            path: "Dockerfile".into(),
+            context: None,
+            target: None,
+            args: BTreeMap::new(),
+        };
         let mut recipe = dockerfile(tree, Origin::File("Dockerfile".into()), "Dockerfile", details)?;
         add_hooks(tree, &mut recipe)?;
         return Ok(recipe);
@@ -93,14 +122,24 @@ fn read_devcontainer(tree: &Tree, path: &str, workspace: &str) -> Result<Recipe,
     Ok(recipe)
 }
 
-fn dockerfile(tree: &Tree, origin: Origin, named_by: &str, details: DockerfileDetails) -> Result<Recipe, RecipeError> {
+fn dockerfile(
+    tree: &Tree,
+    origin: Origin,
+    named_by: &str,
+    details: DockerfileDetails,
+) -> Result<Recipe, RecipeError> {
     let path = join("", &details.path, named_by)?;
     let context = match &details.context {
         Some(context) => join("", context, named_by)?,
         None => parent(&path).to_owned(),
     };
     let target = details.target.clone();
-    let base = Base::Dockerfile { path: path.clone(), context: context.clone(), target: details.target, args: details.args };
+    let base = Base::Dockerfile {
+        path: path.clone(),
+        context: context.clone(),
+        target: details.target,
+        args: details.args,
+    };
     let mut recipe = Recipe::new(RecipeKind::Dockerfile, origin, base);
     read_dockerfile(tree, &mut recipe, named_by, &path, &context, target.as_deref())?;
     Ok(recipe)
@@ -118,13 +157,17 @@ fn read_dockerfile(
     let text = tree.read_named(path, named_by)?;
     let file = Dockerfile::parse(&text).map_err(|error| RecipeError::invalid(path, error.to_string()))?;
     if file.target(target).is_none() {
-        return Err(RecipeError::invalid(path, format!("there is no stage {:?}", target.unwrap_or_default())));
+        return Err(RecipeError::invalid(
+            path,
+            format!("there is no stage {:?}", target.unwrap_or_default()),
+        ));
     }
     recipe.read_file(tree, path)?;
     for ignore in [format!("{path}.dockerignore"), join(context, ".dockerignore", path)?] {
         recipe.read_file(tree, &ignore)?;
     }
-    let instructions = file.stages.iter().flat_map(|stage| &stage.instructions).map(|located| &located.instruction);
+    let instructions =
+        file.stages.iter().flat_map(|stage| &stage.instructions).map(|located| &located.instruction);
     let copies = instructions.filter_map(|instruction| match instruction {
         Instruction::Copy(copy) if copy.from.is_none() => Some(copy),
         Instruction::Add(copy, _) => Some(copy),
@@ -174,12 +217,20 @@ fn add_lock_files(tree: &Tree, recipe: &mut Recipe) -> Result<(), RecipeError> {
     LOCK_FILES.iter().try_for_each(|path| recipe.read_file(tree, path))
 }
 
-fn hooks_of_request(tree: &Tree, image: Option<&str>, setup: Option<&str>, start: Option<&str>) -> Result<Recipe, RecipeError> {
+fn hooks_of_request(
+    tree: &Tree,
+    image: Option<&str>,
+    setup: Option<&str>,
+    start: Option<&str>,
+) -> Result<Recipe, RecipeError> {
     let mut recipe = Recipe::new(RecipeKind::Hooks, Origin::Request, base(image));
     if setup.is_none() && start.is_none() {
         add_hooks(tree, &mut recipe)?;
         if recipe.setup.is_empty() && recipe.start.is_empty() {
-            return Err(RecipeError::invalid("", format!("the repository has neither {} nor {}", SETUP_HOOKS[0], START_HOOKS[0])));
+            return Err(RecipeError::invalid(
+                "",
+                format!("the repository has neither {} nor {}", SETUP_HOOKS[0], START_HOOKS[0]),
+            ));
         }
     }
     for (path, steps) in [(setup, &mut recipe.setup), (start, &mut recipe.start)] {
@@ -199,11 +250,24 @@ fn hooks_of_request(tree: &Tree, image: Option<&str>, setup: Option<&str>, start
 
 fn from_manifest(tree: &Tree, manifest: Manifest, workspace: &str) -> Result<Recipe, RecipeError> {
     let origin = Origin::File(manifest::PATH.to_owned());
-    let Manifest { image, dockerfile: file, devcontainer: container, setup, start, env, user, ports, lock_files, version: _ } = manifest;
+    let Manifest {
+        image,
+        dockerfile: file,
+        devcontainer: container,
+        setup,
+        start,
+        env,
+        user,
+        ports,
+        lock_files,
+        version: _,
+    } = manifest;
     let mut recipe = match (file, container) {
         (Some(choice), _) => {
             let details = match choice {
-                DockerfileChoice::Path(path) => DockerfileDetails { path, context: None, target: None, args: BTreeMap::new() },
+                DockerfileChoice::Path(path) => {
+                    DockerfileDetails { path, context: None, target: None, args: BTreeMap::new() }
+                }
                 DockerfileChoice::Details(details) => details,
             };
             dockerfile(tree, origin, manifest::PATH, details)?
@@ -211,7 +275,10 @@ fn from_manifest(tree: &Tree, manifest: Manifest, workspace: &str) -> Result<Rec
         (None, Some(path)) => {
             let path = join("", &path, manifest::PATH)?;
             if !tree.is_file(&path)? {
-                return Err(RecipeError::invalid(manifest::PATH, format!("the file {path} that it names is not in the repository")));
+                return Err(RecipeError::invalid(
+                    manifest::PATH,
+                    format!("the file {path} that it names is not in the repository"),
+                ));
             }
             Recipe { origin, ..read_devcontainer(tree, &path, workspace)? }
         }
@@ -241,6 +308,8 @@ fn from_manifest(tree: &Tree, manifest: Manifest, workspace: &str) -> Result<Rec
 
 fn step(name: &str, written: Option<Written>) -> Result<Option<Step>, RecipeError> {
     let Some(written) = written else { return Ok(None) };
-    let command = written.into_command().map_err(|message| RecipeError::invalid(manifest::PATH, format!("{name}: {message}")))?;
+    let command = written
+        .into_command()
+        .map_err(|message| RecipeError::invalid(manifest::PATH, format!("{name}: {message}")))?;
     Ok(command.map(|command| Step { name: name.to_owned(), command }))
 }

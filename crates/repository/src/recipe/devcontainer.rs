@@ -14,14 +14,40 @@ pub(super) const PATHS: &[&str] = &[".devcontainer/devcontainer.json", ".devcont
 
 /// Properties that are read.
 const READ: &[&str] = &[
-    "image", "build", "dockerFile", "context", "features", "overrideFeatureInstallOrder", "onCreateCommand", "updateContentCommand",
-    "postCreateCommand", "postStartCommand", "forwardPorts", "containerEnv", "remoteEnv", "remoteUser", "containerUser", "workspaceFolder",
+    "image",
+    "build",
+    "dockerFile",
+    "context",
+    "features",
+    "overrideFeatureInstallOrder",
+    "onCreateCommand",
+    "updateContentCommand",
+    "postCreateCommand",
+    "postStartCommand",
+    "forwardPorts",
+    "containerEnv",
+    "remoteEnv",
+    "remoteUser",
+    "containerUser",
+    "workspaceFolder",
 ];
 
 /// Properties that tell an editor something and change nothing in the container.
 const EDITORS_ALONE: &[&str] = &[
-    "name", "$schema", "customizations", "portsAttributes", "otherPortsAttributes", "shutdownAction", "waitFor", "userEnvProbe",
-    "updateRemoteUserUID", "overrideCommand", "settings", "extensions", "secrets", "init",
+    "name",
+    "$schema",
+    "customizations",
+    "portsAttributes",
+    "otherPortsAttributes",
+    "shutdownAction",
+    "waitFor",
+    "userEnvProbe",
+    "updateRemoteUserUID",
+    "overrideCommand",
+    "settings",
+    "extensions",
+    "secrets",
+    "init",
 ];
 
 pub(super) fn find(tree: &Tree) -> Result<Option<&'static str>, RecipeError> {
@@ -77,10 +103,12 @@ impl Reader<'_> {
     }
 
     fn recipe(&self) -> Result<Recipe, RecipeError> {
-        let mut recipe = Recipe::new(RecipeKind::Devcontainer, Origin::File(self.path.to_owned()), self.base()?);
+        let mut recipe =
+            Recipe::new(RecipeKind::Devcontainer, Origin::File(self.path.to_owned()), self.base()?);
         recipe.read_file(self.tree, self.path)?;
         if let Some(features) = self.properties.get("features") {
-            let features = features.as_object().ok_or_else(|| self.invalid("features: expected an object"))?;
+            let features =
+                features.as_object().ok_or_else(|| self.invalid("features: expected an object"))?;
             feature::read(self.tree, &mut recipe, self.path, self.folder, features)?;
             self.order_features(&mut recipe)?;
         }
@@ -104,7 +132,9 @@ impl Reader<'_> {
             Some(Value::Object(build)) => build.clone(),
             Some(_) => return Err(self.invalid("build: expected an object")),
         };
-        if let Some(name) = build.keys().find(|name| !["dockerfile", "context", "args", "target"].contains(&name.as_str())) {
+        if let Some(name) =
+            build.keys().find(|name| !["dockerfile", "context", "args", "target"].contains(&name.as_str()))
+        {
             return Err(RecipeError::unsupported(self.path, &format!("the property \"build.{name}\"")));
         }
         let text = |value: Option<&Value>, name: &str| match value {
@@ -145,24 +175,32 @@ impl Reader<'_> {
             .as_array()
             .map(|names| names.iter().filter_map(Value::as_str).collect())
             .ok_or_else(|| self.invalid("overrideFeatureInstallOrder: expected an array of texts"))?;
-        if let Some(unknown) = order.iter().find(|name| !recipe.features.iter().any(|feature| feature.id == **name)) {
-            return Err(self.invalid(format!("overrideFeatureInstallOrder: {unknown:?} is not among the features")));
+        if let Some(unknown) =
+            order.iter().find(|name| !recipe.features.iter().any(|feature| feature.id == **name))
+        {
+            return Err(
+                self.invalid(format!("overrideFeatureInstallOrder: {unknown:?} is not among the features"))
+            );
         }
-        recipe.features.sort_by_key(|feature| order.iter().position(|name| *name == feature.id).unwrap_or(order.len()));
+        recipe
+            .features
+            .sort_by_key(|feature| order.iter().position(|name| *name == feature.id).unwrap_or(order.len()));
         Ok(())
     }
 
     fn step(&self, name: &str) -> Result<Option<Step>, RecipeError> {
         let Some(value) = self.properties.get(name).filter(|value| !value.is_null()) else { return Ok(None) };
-        let written: Written = serde_json::from_value(value.clone())
-            .map_err(|_| self.invalid(format!("{name}: expected a text, an array of texts, or an object of these")))?;
+        let written: Written = serde_json::from_value(value.clone()).map_err(|_| {
+            self.invalid(format!("{name}: expected a text, an array of texts, or an object of these"))
+        })?;
         let command = written.into_command().map_err(|message| self.invalid(format!("{name}: {message}")))?;
         Ok(command.map(|command| Step { name: name.to_owned(), command }))
     }
 
     fn remote_env(&self) -> Result<BTreeMap<String, Option<String>>, RecipeError> {
         let Some(value) = self.properties.get("remoteEnv") else { return Ok(BTreeMap::new()) };
-        serde_json::from_value(value.clone()).map_err(|_| self.invalid("remoteEnv: expected an object of texts and nulls"))
+        serde_json::from_value(value.clone())
+            .map_err(|_| self.invalid("remoteEnv: expected an object of texts and nulls"))
     }
 
     fn ports(&self) -> Result<Vec<u16>, RecipeError> {
@@ -177,7 +215,10 @@ impl Reader<'_> {
                     .filter(|port| *port > 0)
                     .ok_or_else(|| self.invalid(format!("forwardPorts: {number} is not a port"))),
                 // A port of another container, which only a composition of several has.
-                Value::String(text) => match text.strip_prefix("localhost:").and_then(|port| port.parse().ok()) {
+                Value::String(text) => match text
+                    .strip_prefix("localhost:")
+                    .and_then(|port| port.parse().ok())
+                {
                     Some(port) if port > 0 => Ok(port),
                     _ => Err(RecipeError::unsupported(self.path, &format!("the forwarded port {text:?}"))),
                 },
@@ -196,15 +237,24 @@ impl Reader<'_> {
 }
 
 /// The repository is where the request puts it; a file that wants it elsewhere would find nothing there.
-fn workspace_folder(path: &str, properties: &Map<String, Value>, workspace: &str) -> Result<String, RecipeError> {
-    let Some(wanted) = properties.get("workspaceFolder").and_then(Value::as_str) else { return Ok(workspace.to_owned()) };
+fn workspace_folder(
+    path: &str,
+    properties: &Map<String, Value>,
+    workspace: &str,
+) -> Result<String, RecipeError> {
+    let Some(wanted) = properties.get("workspaceFolder").and_then(Value::as_str) else {
+        return Ok(workspace.to_owned());
+    };
     let name = workspace.rsplit('/').next().unwrap_or_default();
     let plain = wanted.replace("${localWorkspaceFolderBasename}", name);
     let usual = format!("/workspaces/{name}");
     if plain.trim_end_matches('/') == workspace || plain.trim_end_matches('/') == usual {
         return Ok(workspace.to_owned());
     }
-    Err(RecipeError::unsupported(path, &format!("a workspaceFolder other than {workspace}, where the request puts the repository,")))
+    Err(RecipeError::unsupported(
+        path,
+        &format!("a workspaceFolder other than {workspace}, where the request puts the repository,"),
+    ))
 }
 
 /// JSON with comments and trailing commas, whose top is an object.
@@ -222,24 +272,34 @@ pub(super) fn parse_object(path: &str, text: &str) -> Result<Map<String, Value>,
         allow_non_finite_numbers: false,
         allow_extended_string_escapes: false,
     };
-    let value: Option<Value> = parse_to_serde_value(text, &options).map_err(|error| RecipeError::invalid(path, error.to_string()))?;
+    let value: Option<Value> = parse_to_serde_value(text, &options)
+        .map_err(|error| RecipeError::invalid(path, error.to_string()))?;
     match value {
         Some(Value::Object(properties)) => Ok(properties),
         _ => Err(RecipeError::invalid(path, "expected an object")),
     }
 }
 
-pub(super) fn texts(path: &str, name: &str, value: Option<&Value>) -> Result<BTreeMap<String, String>, RecipeError> {
+pub(super) fn texts(
+    path: &str,
+    name: &str,
+    value: Option<&Value>,
+) -> Result<BTreeMap<String, String>, RecipeError> {
     let Some(value) = value else { return Ok(BTreeMap::new()) };
-    serde_json::from_value(value.clone()).map_err(|_| RecipeError::invalid(path, format!("{name}: expected an object of texts")))
+    serde_json::from_value(value.clone())
+        .map_err(|_| RecipeError::invalid(path, format!("{name}: expected an object of texts")))
 }
 
 /// Fills in `${…}` in every text of a value.
 fn substitute(path: &str, property: &str, value: &mut Value, workspace: &str) -> Result<(), RecipeError> {
     match value {
         Value::String(text) => *text = substituted(path, property, text, workspace)?,
-        Value::Array(items) => items.iter_mut().try_for_each(|item| substitute(path, property, item, workspace))?,
-        Value::Object(members) => members.values_mut().try_for_each(|item| substitute(path, property, item, workspace))?,
+        Value::Array(items) => {
+            items.iter_mut().try_for_each(|item| substitute(path, property, item, workspace))?
+        }
+        Value::Object(members) => {
+            members.values_mut().try_for_each(|item| substitute(path, property, item, workspace))?
+        }
         _ => {}
     }
     Ok(())
@@ -252,7 +312,8 @@ fn substituted(path: &str, property: &str, text: &str, workspace: &str) -> Resul
         out.push_str(&rest[..start]);
         let Some(end) = rest[start..].find('}') else { break };
         let whole = &rest[start..=start + end];
-        let (kind, argument) = whole[2..whole.len() - 1].split_once(':').unwrap_or((&whole[2..whole.len() - 1], ""));
+        let (kind, argument) =
+            whole[2..whole.len() - 1].split_once(':').unwrap_or((&whole[2..whole.len() - 1], ""));
         match kind {
             "localWorkspaceFolder" | "containerWorkspaceFolder" => out.push_str(workspace),
             "localWorkspaceFolderBasename" | "containerWorkspaceFolderBasename" => {
@@ -260,14 +321,24 @@ fn substituted(path: &str, property: &str, text: &str, workspace: &str) -> Resul
             }
             "containerEnv" if property == "remoteEnv" => out.push_str(whole),
             "containerEnv" => {
-                return Err(RecipeError::unsupported(path, &format!("{whole} outside remoteEnv, in {property:?},")));
+                return Err(RecipeError::unsupported(
+                    path,
+                    &format!("{whole} outside remoteEnv, in {property:?},"),
+                ));
             }
             // There is no machine of the user's own; what the file says for the case that the variable is not set holds.
             "localEnv" => match argument.split_once(':') {
                 Some((_, default)) => out.push_str(default),
-                None => return Err(RecipeError::unsupported(path, &format!("{whole} without a default, in {property:?},"))),
+                None => {
+                    return Err(RecipeError::unsupported(
+                        path,
+                        &format!("{whole} without a default, in {property:?},"),
+                    ));
+                }
             },
-            "devcontainerId" => return Err(RecipeError::unsupported(path, &format!("{whole} in {property:?}"))),
+            "devcontainerId" => {
+                return Err(RecipeError::unsupported(path, &format!("{whole} in {property:?}")));
+            }
             // A variable of the shell that runs the command.
             _ => out.push_str(whole),
         }

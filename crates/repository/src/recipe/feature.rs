@@ -11,8 +11,20 @@ use super::{Recipe, RecipeError, Tree};
 const FILES_LIMIT: usize = 256;
 /// Of a description, what needs nothing done.
 const DESCRIPTIVE: &[&str] = &[
-    "id", "version", "name", "description", "documentationURL", "licenseURL", "keywords", "options", "containerEnv", "customizations",
-    "deprecated", "legacyIds", "installsAfter", "$schema",
+    "id",
+    "version",
+    "name",
+    "description",
+    "documentationURL",
+    "licenseURL",
+    "keywords",
+    "options",
+    "containerEnv",
+    "customizations",
+    "deprecated",
+    "legacyIds",
+    "installsAfter",
+    "$schema",
 ];
 
 /// One script that runs as root on the base image, in its own folder.
@@ -39,7 +51,10 @@ pub(super) fn read(
 ) -> Result<(), RecipeError> {
     for (id, chosen) in features {
         if !id.starts_with("./") && !id.starts_with("../") {
-            return Err(RecipeError::unsupported(named_by, &format!("the feature {id:?}, which is not a folder of the repository,")));
+            return Err(RecipeError::unsupported(
+                named_by,
+                &format!("the feature {id:?}, which is not a folder of the repository,"),
+            ));
         }
         let script = read_one(tree, recipe, named_by, join(folder, id, named_by)?, id, chosen)?;
         recipe.features.push(script);
@@ -59,7 +74,10 @@ fn read_one(
     let text = tree.read_named(&description_path, named_by)?;
     let description = super::devcontainer::parse_object(&description_path, &text)?;
     if let Some(name) = description.keys().find(|name| !DESCRIPTIVE.contains(&name.as_str())) {
-        return Err(RecipeError::unsupported(&description_path, &format!("the property {name:?} of a feature")));
+        return Err(RecipeError::unsupported(
+            &description_path,
+            &format!("the property {name:?} of a feature"),
+        ));
     }
     if !tree.is_file(&format!("{folder}/install.sh"))? {
         return Err(RecipeError::invalid(named_by, format!("the feature {id:?} has no install.sh")));
@@ -68,7 +86,8 @@ fn read_one(
         recipe.read_file(tree, &file)?;
     }
     let options = options(&description_path, named_by, id, description.get("options"), chosen)?;
-    let container_env = super::devcontainer::texts(&description_path, "containerEnv", description.get("containerEnv"))?;
+    let container_env =
+        super::devcontainer::texts(&description_path, "containerEnv", description.get("containerEnv"))?;
     Ok(FeatureScript { id: id.to_owned(), folder, options, container_env })
 }
 
@@ -95,17 +114,27 @@ fn options(
         Value::Object(chosen) => chosen.clone(),
         // A text alone is the version.
         Value::String(_) => Map::from_iter([("version".to_owned(), chosen.clone())]),
-        _ => return Err(RecipeError::invalid(named_by, format!("features: {id:?}: expected an object or a text"))),
+        _ => {
+            return Err(RecipeError::invalid(
+                named_by,
+                format!("features: {id:?}: expected an object or a text"),
+            ));
+        }
     };
     for (name, value) in &chosen {
         let Some(option) = declared.get(name) else {
             return Err(RecipeError::invalid(named_by, format!("features: {id:?} has no option {name:?}")));
         };
-        let text = scalar(value).ok_or_else(|| RecipeError::invalid(named_by, format!("features: {id:?}: {name:?} is not a text or switch")))?;
+        let text = scalar(value).ok_or_else(|| {
+            RecipeError::invalid(named_by, format!("features: {id:?}: {name:?} is not a text or switch"))
+        })?;
         if let Some(Value::Array(allowed)) = option.get("enum")
             && !allowed.contains(value)
         {
-            return Err(RecipeError::invalid(named_by, format!("features: {id:?}: {name:?} has none of its values")));
+            return Err(RecipeError::invalid(
+                named_by,
+                format!("features: {id:?}: {name:?} has none of its values"),
+            ));
         }
         options.insert(variable(name), text);
     }
@@ -123,7 +152,10 @@ fn scalar(value: &Value) -> Option<String> {
 
 /// `some-option` becomes `SOME_OPTION`, as the features' specification has it.
 fn variable(name: &str) -> String {
-    let replaced: String = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c.to_ascii_uppercase() } else { '_' }).collect();
+    let replaced: String = name
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || c == '_' { c.to_ascii_uppercase() } else { '_' })
+        .collect();
     let rest = replaced.trim_start_matches(|c: char| c.is_ascii_digit() || c == '_');
     if rest.len() == replaced.len() { replaced } else { format!("_{rest}") }
 }

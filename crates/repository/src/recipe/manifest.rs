@@ -66,14 +66,17 @@ pub(super) fn read(tree: &Tree) -> Result<Option<Manifest>, RecipeError> {
     let options = serde_saphyr::options! {
         budget: budget! { max_depth: 16, max_nodes: 4096, max_aliases: 64, max_anchors: 64 },
     };
-    let manifest: Manifest =
-        serde_saphyr::from_str_with_options(&text, options).map_err(|error| RecipeError::invalid(PATH, first_line(&error.to_string())))?;
+    let manifest: Manifest = serde_saphyr::from_str_with_options(&text, options)
+        .map_err(|error| RecipeError::invalid(PATH, first_line(&error.to_string())))?;
     if manifest.version.is_some_and(|version| version != 1) {
         return Err(RecipeError::invalid(PATH, "the version is not 1"));
     }
     let bases = [manifest.image.is_some(), manifest.dockerfile.is_some(), manifest.devcontainer.is_some()];
     if bases.into_iter().filter(|given| *given).count() > 1 {
-        return Err(RecipeError::invalid(PATH, "only one of image, dockerfile and devcontainer can be given"));
+        return Err(RecipeError::invalid(
+            PATH,
+            "only one of image, dockerfile and devcontainer can be given",
+        ));
     }
     if manifest.ports.contains(&0) {
         return Err(RecipeError::invalid(PATH, "ports: 0 is not a port"));

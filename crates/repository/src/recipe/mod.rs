@@ -99,7 +99,12 @@ pub enum Base {
     Default,
     Image(String),
     /// Paths in the repository; the context is empty for the whole of it.
-    Dockerfile { path: String, context: String, target: Option<String>, args: BTreeMap<String, String> },
+    Dockerfile {
+        path: String,
+        context: String,
+        target: Option<String>,
+        args: BTreeMap<String, String>,
+    },
 }
 
 /// A read recipe. Written out it holds what shapes the image, which is what goes into its key.
@@ -194,11 +199,19 @@ impl RecipeError {
     }
 
     fn unsupported(path: &str, what: &str) -> Self {
-        Self { problem: Problem::Unsupported, path: path.to_owned(), message: format!("{what} is not supported") }
+        Self {
+            problem: Problem::Unsupported,
+            path: path.to_owned(),
+            message: format!("{what} is not supported"),
+        }
     }
 
     fn escape(path: &str) -> Self {
-        Self { problem: Problem::Escape, path: path.to_owned(), message: "the path leads out of the repository".into() }
+        Self {
+            problem: Problem::Escape,
+            path: path.to_owned(),
+            message: "the path leads out of the repository".into(),
+        }
     }
 }
 

@@ -25,7 +25,8 @@ impl Tree {
     /// # Errors
     /// The folder is not there.
     pub fn open(folder: &Path) -> Result<Self, RecipeError> {
-        let folder = fs::canonicalize(folder).map_err(|error| RecipeError::invalid("", format!("cannot open the checkout: {error}")))?;
+        let folder = fs::canonicalize(folder)
+            .map_err(|error| RecipeError::invalid("", format!("cannot open the checkout: {error}")))?;
         Ok(Self { folder })
     }
 
@@ -37,7 +38,9 @@ impl Tree {
 
     /// Like [`Tree::read`], for a file that another one names.
     pub(crate) fn read_named(&self, path: &str, named_by: &str) -> Result<String, RecipeError> {
-        self.read(path)?.ok_or_else(|| RecipeError::invalid(named_by, format!("the file {path} that it names is not in the repository")))
+        self.read(path)?.ok_or_else(|| {
+            RecipeError::invalid(named_by, format!("the file {path} that it names is not in the repository"))
+        })
     }
 
     /// SHA-256 of a regular file, `None` when the path is none.
@@ -54,13 +57,16 @@ impl Tree {
         let mut waiting = vec![folder.to_owned()];
         let mut files = Vec::new();
         while let Some(path) = waiting.pop() {
-            let unreadable = |error: io::Error| RecipeError::invalid(&path, format!("cannot read the folder: {error}"));
+            let unreadable =
+                |error: io::Error| RecipeError::invalid(&path, format!("cannot read the folder: {error}"));
             // Only entered by names that the walk itself found not to be links; the first is opened under the same rule as files.
             self.open_beneath(&path)?;
             for entry in fs::read_dir(self.folder.join(&path)).map_err(unreadable)? {
                 let entry = entry.map_err(unreadable)?;
                 let name = entry.file_name();
-                let name = name.to_str().ok_or_else(|| RecipeError::invalid(&path, "a name in the folder is not UTF-8"))?;
+                let name = name
+                    .to_str()
+                    .ok_or_else(|| RecipeError::invalid(&path, "a name in the folder is not UTF-8"))?;
                 let kind = entry.file_type().map_err(unreadable)?;
                 let child = format!("{path}/{name}");
                 if kind.is_dir() {
@@ -72,7 +78,10 @@ impl Tree {
                 }
             }
             if files.len() > limit {
-                return Err(RecipeError::invalid(folder, format!("the folder holds more than {limit} files")));
+                return Err(RecipeError::invalid(
+                    folder,
+                    format!("the folder holds more than {limit} files"),
+                ));
             }
         }
         files.sort();
@@ -82,7 +91,9 @@ impl Tree {
     fn bytes(&self, path: &str, limit: u64) -> Result<Option<Vec<u8>>, RecipeError> {
         let Some(file) = self.open_file(path)? else { return Ok(None) };
         let mut bytes = Vec::new();
-        file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| RecipeError::invalid(path, format!("cannot read: {error}")))?;
+        file.take(limit + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| RecipeError::invalid(path, format!("cannot read: {error}")))?;
         if bytes.len() as u64 > limit {
             return Err(RecipeError::invalid(path, format!("the file is larger than {} MiB", limit >> 20)));
         }
@@ -91,7 +102,9 @@ impl Tree {
 
     fn open_file(&self, path: &str) -> Result<Option<File>, RecipeError> {
         let Some(file) = self.open_beneath(path)? else { return Ok(None) };
-        let metadata = file.metadata().map_err(|error| RecipeError::invalid(path, format!("cannot look at: {error}")))?;
+        let metadata = file
+            .metadata()
+            .map_err(|error| RecipeError::invalid(path, format!("cannot look at: {error}")))?;
         Ok(metadata.is_file().then_some(file))
     }
 
@@ -101,7 +114,13 @@ impl Tree {
         let relative = if path.is_empty() { "." } else { path };
         // Not blocking, because the path may be a pipe.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        match openat2(&root, relative, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS) {
+        match openat2(
+            &root,
+            relative,
+            flags,
+            Mode::empty(),
+            ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
+        ) {
             Ok(file) => Ok(Some(File::from(file))),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::NXIO) => Ok(None),
             Err(Errno::XDEV | Errno::LOOP) => Err(RecipeError::escape(path)),
@@ -123,7 +142,8 @@ impl Tree {
         }
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(CWD, &resolved, flags, Mode::empty());
-        file.map(|file| Some(File::from(file))).map_err(|error| RecipeError::invalid(path, format!("cannot open: {error}")))
+        file.map(|file| Some(File::from(file)))
+            .map_err(|error| RecipeError::invalid(path, format!("cannot open: {error}")))
     }
 }
 
@@ -132,7 +152,10 @@ impl Tree {
 pub(crate) fn join(folder: &str, path: &str, named_by: &str) -> Result<String, RecipeError> {
     let mut components: Vec<&str> = folder.split('/').filter(|component| !component.is_empty()).collect();
     if path.contains('\0') || path.contains('\\') {
-        return Err(RecipeError::invalid(named_by, format!("the path {path:?} holds a character that paths do not have")));
+        return Err(RecipeError::invalid(
+            named_by,
+            format!("the path {path:?} holds a character that paths do not have"),
+        ));
     }
     for component in Path::new(path).components() {
         match component {

@@ -6,8 +6,16 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use super::stream::VALUE_MIN;
 
 /// What `encodeURIComponent` leaves alone.
-const COMPONENT: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'!').remove(b'*').remove(b'\'').remove(b'(').remove(b')');
+const COMPONENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~')
+    .remove(b'!')
+    .remove(b'*')
+    .remove(b'\'')
+    .remove(b'(')
+    .remove(b')');
 /// What stays readable by RFC 3986.
 const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
@@ -19,7 +27,13 @@ pub(super) fn forms(value: &str) -> Vec<Vec<u8>> {
     forms.push(trimmed.as_bytes().to_vec());
     if trimmed.contains('\n') {
         // A key printed by a program that indents or prefixes its lines.
-        forms.extend(trimmed.lines().map(str::trim).filter(|line| line.len() >= 16).map(|line| line.as_bytes().to_vec()));
+        forms.extend(
+            trimmed
+                .lines()
+                .map(str::trim)
+                .filter(|line| line.len() >= 16)
+                .map(|line| line.as_bytes().to_vec()),
+        );
     }
     for set in [COMPONENT, UNRESERVED] {
         let encoded = utf8_percent_encode(value, set).to_string();

@@ -5,4 +5,4 @@ mod scan;
 mod stream;
 
 pub use scan::{Finding, TokenKind, scan};
-pub use stream::{Redactor, RedactStream, VALUE_MIN};
+pub use stream::{RedactStream, Redactor, VALUE_MIN};

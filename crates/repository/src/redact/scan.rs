@@ -77,7 +77,9 @@ pub fn scan(mut input: impl Read) -> io::Result<Vec<Finding>> {
         input.by_ref().take(CHUNK as u64).read_to_end(&mut window)?;
         let ended = window.len() - before < CHUNK;
         for (kind, shape) in SHAPES.iter() {
-            let found = shape.find_iter(&window).map(|found| Finding { offset: base + found.start() as u64, kind: *kind });
+            let found = shape
+                .find_iter(&window)
+                .map(|found| Finding { offset: base + found.start() as u64, kind: *kind });
             findings.extend(found.take(FINDINGS_LIMIT));
         }
         // The overlap is looked at twice.

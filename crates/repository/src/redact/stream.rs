@@ -46,7 +46,8 @@ impl Redactor {
         patterns.dedup();
         let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&patterns);
         // Building fails only beyond the automaton's state limit of 2^31; secrets are bounded far below it.
-        let automaton = (!patterns.is_empty()).then(|| automaton.expect("secrets fit an automaton")).map(Arc::new);
+        let automaton =
+            (!patterns.is_empty()).then(|| automaton.expect("secrets fit an automaton")).map(Arc::new);
         Self { automaton, patterns: Arc::new(patterns), too_short }
     }
 

@@ -1,15 +1,13 @@
 //! Git over ssh, against Debian's own server on loopback: keys, known hosts, and what happens without them.
 
-mod support;
-
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::support::{Author, Bench, Running, git, until};
 use sandglass_repository::git::{Checkout, FailureClass, Remote};
 use sandglass_repository::{Credential, Reference, RepositoryUrl, Secret};
-use support::{Author, Bench, Running, git, until};
 use tempfile::TempDir;
 
 struct SshServer {
@@ -23,7 +21,9 @@ impl SshServer {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         for name in ["host", "right", "wrong"] {
-            let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f", &path(name)]).status();
+            let made = Command::new("ssh-keygen")
+                .args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f", &path(name)])
+                .status();
             assert!(made.unwrap().success());
         }
         fs::copy(path("right.pub"), path("authorized")).unwrap();
@@ -38,7 +38,10 @@ impl SshServer {
         fs::write(path("config"), config).unwrap();
         // Where the server, as root, shuts its unprivileged half in; the package's service makes it.
         let _ = fs::create_dir_all("/run/sshd");
-        let child = Command::new("/usr/sbin/sshd").args(["-D", "-e", "-f", &path("config")]).stderr(Stdio::null()).spawn();
+        let child = Command::new("/usr/sbin/sshd")
+            .args(["-D", "-e", "-f", &path("config")])
+            .stderr(Stdio::null())
+            .spawn();
         let running = Running(child.expect("the package openssh-server is installed"));
         until("sshd listens", || TcpStream::connect(("127.0.0.1", port)).is_ok()).await;
         Self { folder, port, _running: running }
@@ -46,7 +49,13 @@ impl SshServer {
 
     fn url(&self, repository: &Path) -> RepositoryUrl {
         let user = String::from_utf8(Command::new("id").arg("-un").output().unwrap().stdout).unwrap();
-        RepositoryUrl::parse(&format!("ssh://{}@127.0.0.1:{}{}", user.trim(), self.port, repository.display())).unwrap()
+        RepositoryUrl::parse(&format!(
+            "ssh://{}@127.0.0.1:{}{}",
+            user.trim(),
+            self.port,
+            repository.display()
+        ))
+        .unwrap()
     }
 
     fn read(&self, name: &str) -> String {
@@ -66,7 +75,10 @@ async fn a_private_repository_is_read_with_a_key_and_a_known_host() {
     let bare = server.folder.path().join("web.git");
     author.push(&bare);
     let url = server.url(&bare);
-    let key = |name: &str, hosts: Option<String>| Credential::SshKey { private_key: Secret::new(server.read(name)), known_hosts: hosts };
+    let key = |name: &str, hosts: Option<String>| Credential::SshKey {
+        private_key: Secret::new(server.read(name)),
+        known_hosts: hosts,
+    };
     let known = server.known_hosts("host.pub");
 
     let bench = Bench::new();
@@ -76,8 +88,15 @@ async fn a_private_repository_is_read_with_a_key_and_a_known_host() {
     assert_eq!(resolved.commit(), commit);
     let mirror = bench.git.mirror(remote, &resolved, bench.control()).await.unwrap();
     let folder = bench.work("w");
-    let checkout =
-        Checkout { remote, resolved: &resolved, mirror: Some(&mirror), folder: &folder, depth: None, submodules: false, lfs: false };
+    let checkout = Checkout {
+        remote,
+        resolved: &resolved,
+        mirror: Some(&mirror),
+        folder: &folder,
+        depth: None,
+        submodules: false,
+        lfs: false,
+    };
     bench.git.checkout(&checkout, bench.control()).await.unwrap();
     assert_eq!(git(&folder, &["rev-parse", "HEAD"]), commit);
     assert_eq!(fs::read_dir(bench.scratch()).unwrap().count(), 0, "the key is gone");

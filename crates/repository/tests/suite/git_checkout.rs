@@ -1,14 +1,16 @@
 //! Checkouts: from a mirror and from the remote, deep and shallow, with submodules and large files, and again into the same folder.
 
-mod support;
-
 use std::fs;
 
+use crate::support::{Author, Bench, HttpServer, TOKEN, git, token};
 use sandglass_repository::git::{Checkout, FailureClass, Remote};
 use sandglass_repository::{HostAllowList, Reference, RepositoryUrl};
-use support::{Author, Bench, HttpServer, TOKEN, git, token};
 
-fn wanted<'a>(remote: Remote<'a>, resolved: &'a sandglass_repository::git::Resolved, folder: &'a std::path::Path) -> Checkout<'a> {
+fn wanted<'a>(
+    remote: Remote<'a>,
+    resolved: &'a sandglass_repository::git::Resolved,
+    folder: &'a std::path::Path,
+) -> Checkout<'a> {
     Checkout { remote, resolved, mirror: None, folder, depth: None, submodules: false, lfs: false }
 }
 
@@ -25,7 +27,8 @@ async fn a_branch_is_checked_out_from_a_mirror_with_the_history_that_is_asked_fo
     let url = server.url("private/web.git");
     let credential = token(TOKEN);
     let remote = Remote { url: &url, credential: Some(&credential) };
-    let resolved = bench.git.resolve(remote, &Reference::parse("main").unwrap(), bench.control()).await.unwrap();
+    let resolved =
+        bench.git.resolve(remote, &Reference::parse("main").unwrap(), bench.control()).await.unwrap();
     let mirror = bench.git.mirror(remote, &resolved, bench.control()).await.unwrap();
     for (depth, commits) in [(Some(1), "1"), (Some(2), "2"), (None, "4")] {
         let folder = bench.work(&format!("depth-{depth:?}").replace(['(', ')'], ""));
@@ -56,11 +59,18 @@ async fn tags_and_commits_are_checked_out_from_the_remote_itself() {
     let url = server.url("open/web.git");
     let remote = Remote { url: &url, credential: None };
     for (index, (asked, depth)) in
-        [("v1", Some(1)), ("v1", None), (first.as_str(), Some(1)), (first.as_str(), None)].into_iter().enumerate()
+        [("v1", Some(1)), ("v1", None), (first.as_str(), Some(1)), (first.as_str(), None)]
+            .into_iter()
+            .enumerate()
     {
-        let resolved = bench.git.resolve(remote, &Reference::parse(asked).unwrap(), bench.control()).await.unwrap();
+        let resolved =
+            bench.git.resolve(remote, &Reference::parse(asked).unwrap(), bench.control()).await.unwrap();
         let folder = bench.work(&format!("w{index}"));
-        let done = bench.git.checkout(&Checkout { depth, ..wanted(remote, &resolved, &folder) }, bench.control()).await.unwrap();
+        let done = bench
+            .git
+            .checkout(&Checkout { depth, ..wanted(remote, &resolved, &folder) }, bench.control())
+            .await
+            .unwrap();
         assert_eq!((done.commit.as_str(), done.branch), (first.as_str(), None));
         assert_eq!(fs::read_to_string(folder.join("a")).unwrap(), "1");
     }
@@ -84,14 +94,22 @@ async fn a_folder_is_brought_from_one_commit_to_the_next() {
     let remote = Remote { url: &url, credential: None };
     let folder = bench.work("w");
     let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
-    bench.git.checkout(&Checkout { depth: Some(1), ..wanted(remote, &resolved, &folder) }, bench.control()).await.unwrap();
+    bench
+        .git
+        .checkout(&Checkout { depth: Some(1), ..wanted(remote, &resolved, &folder) }, bench.control())
+        .await
+        .unwrap();
     fs::write(folder.join("node_modules"), "kept").unwrap();
     fs::write(folder.join("a"), "changed").unwrap();
     fs::write(folder.join(".git/index.lock"), "").unwrap();
     let second = author.commit("a", "2");
     author.push(&server.bare("open/web.git"));
     let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
-    let done = bench.git.checkout(&Checkout { depth: Some(1), ..wanted(remote, &resolved, &folder) }, bench.control()).await.unwrap();
+    let done = bench
+        .git
+        .checkout(&Checkout { depth: Some(1), ..wanted(remote, &resolved, &folder) }, bench.control())
+        .await
+        .unwrap();
     assert_eq!(done.commit, second);
     assert_eq!(fs::read_to_string(folder.join("a")).unwrap(), "2");
     assert_eq!(fs::read_to_string(folder.join("node_modules")).unwrap(), "kept");
@@ -150,7 +168,12 @@ async fn submodules_are_checked_out_at_every_level_with_the_hosts_credential() {
     let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
     let mirror = bench.git.mirror(remote, &resolved, bench.control()).await.unwrap();
     let folder = bench.work("w");
-    let checkout = Checkout { mirror: Some(&mirror), depth: Some(1), submodules: true, ..wanted(remote, &resolved, &folder) };
+    let checkout = Checkout {
+        mirror: Some(&mirror),
+        depth: Some(1),
+        submodules: true,
+        ..wanted(remote, &resolved, &folder)
+    };
     let done = bench.git.checkout(&checkout, bench.control()).await.unwrap();
     assert_eq!(done.submodules, ["lib", "lib/deps/leaf"]);
     assert_eq!(fs::read_to_string(folder.join("lib/deps/leaf/leaf")).unwrap(), "leaf");
@@ -182,7 +205,9 @@ async fn a_submodule_is_held_to_the_rules_for_addresses() {
         let folder = bench.work("w");
         let checkout = Checkout { submodules: true, ..wanted(remote, &resolved, &folder) };
         match bench.git.checkout(&checkout, bench.control()).await {
-            Err(error) => assert!(error.message.contains(reason) || url.starts_with("--"), "{url}: {error:?}"),
+            Err(error) => {
+                assert!(error.message.contains(reason) || url.starts_with("--"), "{url}: {error:?}")
+            }
             // git itself passes over an address that reads as an option.
             Ok(done) => assert!(url.starts_with("--") && done.submodules.is_empty(), "{url}: {done:?}"),
         }
@@ -199,7 +224,8 @@ async fn large_files_come_with_the_checkout_when_asked_for() {
     fs::write(server.root.path().join("lfs").join(&oid), &content).unwrap();
     let author = Author::new();
     author.commit(".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n");
-    let pointer = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {}\n", content.len());
+    let pointer =
+        format!("version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {}\n", content.len());
     author.commit("big.bin", &pointer);
     author.push(&server.bare("private/web.git"));
     let bench = Bench::new();
@@ -212,10 +238,17 @@ async fn large_files_come_with_the_checkout_when_asked_for() {
     assert_eq!(fs::read_to_string(folder.join("big.bin")).unwrap(), pointer);
     let folder = bench.work("files");
     let checkout = Checkout { lfs: true, depth: Some(1), ..wanted(remote, &resolved, &folder) };
-    match bench.git.checkout(&checkout, bench.control()).await {
-        Ok(_) => assert_eq!(fs::read_to_string(folder.join("big.bin")).unwrap(), content),
-        Err(error) => assert!(error.message.contains("not installed"), "{error:?}"),
-    }
+    bench.git.checkout(&checkout, bench.control()).await.expect("the package git-lfs is installed");
+    assert_eq!(fs::read_to_string(folder.join("big.bin")).unwrap(), content);
+    // Where the files are is for the repository to say, within the rules for addresses.
+    author.commit(".lfsconfig", "[lfs]\n\turl = https://evil.example/store\n");
+    author.push(&server.bare("private/web.git"));
+    let bench = Bench::with(|settings| settings.policy.hosts = HostAllowList::parse(["127.0.0.1"]).unwrap());
+    let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+    let folder = bench.work("elsewhere");
+    let checkout = Checkout { lfs: true, ..wanted(remote, &resolved, &folder) };
+    let error = bench.git.checkout(&checkout, bench.control()).await.unwrap_err();
+    assert!(error.message.contains(".lfsconfig"), "{error:?}");
 }
 
 #[tokio::test]
@@ -240,7 +273,11 @@ async fn repositories_on_this_machines_disk_are_read_where_a_policy_opens_them()
 /// Adds a submodule that is got from `from` now and is written down as `url`.
 fn add_submodule(author: &Author, from: &std::path::Path, url: &str, path: &str) {
     git(author.path(), &["submodule", "--quiet", "add", "--name", "x", from.to_str().unwrap(), path]);
-    fs::write(author.path().join(".gitmodules"), format!("[submodule \"x\"]\n\tpath = {path}\n\turl = \"{url}\"\n")).unwrap();
+    fs::write(
+        author.path().join(".gitmodules"),
+        format!("[submodule \"x\"]\n\tpath = {path}\n\turl = \"{url}\"\n"),
+    )
+    .unwrap();
     author.commit("added", path);
 }
 

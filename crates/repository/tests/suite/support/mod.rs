@@ -1,7 +1,5 @@
 //! Real git servers on loopback, and repositories to serve.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
-
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -68,7 +66,17 @@ impl Author {
             std::fs::create_dir_all(bare).unwrap();
             git(bare, &["init", "--quiet", "--bare", "-b", "main", "."]);
         }
-        git(self.path(), &["push", "--quiet", "--force", bare.to_str().unwrap(), "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"]);
+        git(
+            self.path(),
+            &[
+                "push",
+                "--quiet",
+                "--force",
+                bare.to_str().unwrap(),
+                "+refs/heads/*:refs/heads/*",
+                "+refs/tags/*:refs/tags/*",
+            ],
+        );
     }
 }
 
@@ -96,7 +104,7 @@ impl HttpServer {
 
     pub fn start_with(environment: &[(&str, &str)]) -> Self {
         let root = tempfile::tempdir().unwrap();
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/git_server.py");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/suite/support/git_server.py");
         let mut child = Command::new("python3")
             .args([script, root.path().to_str().unwrap()])
             .env("SERVER_TOKEN", TOKEN)
@@ -144,7 +152,12 @@ impl Bench {
             program: "git".into(),
             scratch,
             mirrors: folder.path().join("mirrors"),
-            policy: Policy { hosts: HostAllowList::Any, allow_file: true, allow_http: true, root: WorkspaceRoot::default() },
+            policy: Policy {
+                hosts: HostAllowList::Any,
+                allow_file: true,
+                allow_http: true,
+                root: WorkspaceRoot::default(),
+            },
             known_hosts: None,
             authorities: None,
             proxy: None,
@@ -172,7 +185,9 @@ impl Bench {
     /// Processes that a call has started and that still run, with their arguments and environment.
     pub fn processes(&self) -> Vec<(String, String)> {
         let scratch = self.scratch().to_string_lossy().into_owned();
-        let read = |path: PathBuf| std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+        let read = |path: PathBuf| {
+            std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+        };
         let entries = std::fs::read_dir("/proc").unwrap().flatten();
         entries
             .map(|entry| (read(entry.path().join("cmdline")), read(entry.path().join("environ"))))

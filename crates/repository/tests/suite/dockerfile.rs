@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use sandglass_repository::dockerfile::{
-    CommandLine, CopySource, Dockerfile, Feature, Healthcheck, IgnoreFile, Instruction, Mount, NetworkMode, SANDBOX_ENGINE, Script,
-    Sharing, Variables,
+    CommandLine, CopySource, Dockerfile, Feature, Healthcheck, IgnoreFile, Instruction, Mount, NetworkMode,
+    SANDBOX_ENGINE, Script, Sharing, Variables,
 };
 
 fn parse(text: &str) -> Dockerfile {
@@ -24,17 +24,21 @@ fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 /// Fills in every instruction of the only stage.
 fn expanded(text: &str, given: &[(&str, &str)], base_env: &[(&str, &str)]) -> Vec<Instruction> {
     let file = parse(text);
-    let mut variables = Variables::global(&file, &map(given), &BTreeMap::new()).unwrap().enter(&map(base_env));
+    let mut variables =
+        Variables::global(&file, &map(given), &BTreeMap::new()).unwrap().enter(&map(base_env));
     file.stages[0].instructions.iter().map(|located| variables.apply(located).unwrap()).collect()
 }
 
 #[test]
 fn lines_are_joined_and_numbered() {
-    let file = parse("# syntax=docker/dockerfile:1.7\n# escape=`\n\n# a comment\nFROM x\nRUN a `\n# between\n\n  && b `\t\n  && c\nUSER me\n");
+    let file = parse(
+        "# syntax=docker/dockerfile:1.7\n# escape=`\n\n# a comment\nFROM x\nRUN a `\n# between\n\n  && b `\t\n  && c\nUSER me\n",
+    );
     assert_eq!((file.syntax.as_deref(), file.escape), (Some("docker/dockerfile:1.7"), '`'));
     let stage = &file.stages[0];
     assert_eq!(stage.line, 5);
-    let lines: Vec<_> = stage.instructions.iter().map(|located| (located.line, located.instruction.keyword())).collect();
+    let lines: Vec<_> =
+        stage.instructions.iter().map(|located| (located.line, located.instruction.keyword())).collect();
     assert_eq!(lines, [(6, "RUN"), (11, "USER")]);
     let Instruction::Run(run) = &stage.instructions[0].instruction else { panic!() };
     assert_eq!(run.command, CommandLine::Shell("a   && b   && c".into()));
@@ -48,11 +52,16 @@ fn lines_are_joined_and_numbered() {
 
 #[test]
 fn here_documents_are_read_wherever_they_stand() {
-    let read = instructions("RUN <<EOF\nset -e\n# not a comment\necho \\\nEOF\nRUN cat <<-\"A\" <<B > /x\n\t\tone $x\n\tA\ntwo\nB\nUSER me\n");
+    let read = instructions(
+        "RUN <<EOF\nset -e\n# not a comment\necho \\\nEOF\nRUN cat <<-\"A\" <<B > /x\n\t\tone $x\n\tA\ntwo\nB\nUSER me\n",
+    );
     let scripts: Vec<_> = read
         .iter()
         .filter_map(|instruction| match instruction {
-            Instruction::Run(run) => Some((run.script(), run.heredocs.iter().map(|h| (h.name.clone(), h.expand)).collect::<Vec<_>>())),
+            Instruction::Run(run) => Some((
+                run.script(),
+                run.heredocs.iter().map(|h| (h.name.clone(), h.expand)).collect::<Vec<_>>(),
+            )),
             _ => None,
         })
         .collect();
@@ -60,14 +69,23 @@ fn here_documents_are_read_wherever_they_stand() {
     assert_eq!(scripts[1].0, Script::Shell("cat <<-\"A\" <<B > /x\none $x\nA\ntwo\nB\n".into()));
     assert_eq!(scripts[1].1, [("A".to_owned(), false), ("B".to_owned(), true)]);
     assert_eq!(read.len(), 3);
-    let Instruction::Run(run) = &instructions("RUN <<E\n#!/usr/bin/env python3\nprint(1)\nE")[0] else { panic!() };
+    let Instruction::Run(run) = &instructions("RUN <<E\n#!/usr/bin/env python3\nprint(1)\nE")[0] else {
+        panic!()
+    };
     assert_eq!(run.script(), Script::Program("#!/usr/bin/env python3\nprint(1)\n".into()));
     // Not here-documents: quoted, shifted, and in instructions without them.
     assert_eq!(instructions("RUN echo \"<<EOF\"\nRUN echo $((1<<2)) <<<x\nENV A=<<EOF\nUSER me").len(), 4);
-    let Instruction::Copy(copy) = &instructions("COPY --chmod=0644 a <<\"one.txt\" <<two /dest/\n$x\none.txt\n$y\ntwo\n")[0] else { panic!() };
+    let Instruction::Copy(copy) =
+        &instructions("COPY --chmod=0644 a <<\"one.txt\" <<two /dest/\n$x\none.txt\n$y\ntwo\n")[0]
+    else {
+        panic!()
+    };
     let CopySource::Inline(one) = &copy.sources[1] else { panic!() };
     assert_eq!((one.name.as_str(), one.expand, one.content.as_str()), ("one.txt", false, "$x\n"));
-    assert_eq!((copy.sources.len(), copy.destination.as_str(), copy.chmod.as_deref()), (3, "/dest/", Some("0644")));
+    assert_eq!(
+        (copy.sources.len(), copy.destination.as_str(), copy.chmod.as_deref()),
+        (3, "/dest/", Some("0644"))
+    );
     assert!(Dockerfile::parse("FROM x\nRUN <<EOF\nnever\n").unwrap_err().message.contains("does not end"));
 }
 
@@ -99,7 +117,10 @@ WORKDIR /a b
     assert_eq!(read.len(), 20);
     assert_eq!(read[2], Instruction::Cmd(CommandLine::Exec(vec!["a".into(), "b c".into()])));
     let Instruction::Copy(copy) = &read[3] else { panic!() };
-    assert_eq!((copy.sources.clone(), copy.destination.as_str()), (vec![CopySource::Path("a b".into())], "c/"));
+    assert_eq!(
+        (copy.sources.clone(), copy.destination.as_str()),
+        (vec![CopySource::Path("a b".into())], "c/")
+    );
     assert_eq!((copy.from.as_deref(), copy.chown.as_deref(), copy.link), (Some("0"), Some("1:2"), true));
     assert_eq!(read[4], Instruction::Entrypoint(CommandLine::Shell("exec top -b".into())));
     assert_eq!(read[6], Instruction::Env(vec![("OLD".into(), "one two  three".into())]));
@@ -110,7 +131,10 @@ WORKDIR /a b
     assert_eq!(read[18], Instruction::Volume(vec!["/a".into(), "/b".into()]));
     assert_eq!(read[19], Instruction::Workdir("/a b".into()));
     // What only begins like JSON is for the shell.
-    assert_eq!(instructions("CMD [ -f x ] && y"), [Instruction::Cmd(CommandLine::Shell("[ -f x ] && y".into()))]);
+    assert_eq!(
+        instructions("CMD [ -f x ] && y"),
+        [Instruction::Cmd(CommandLine::Shell("[ -f x ] && y".into()))]
+    );
 }
 
 #[test]
@@ -119,13 +143,19 @@ fn mounts_of_a_run_are_typed() {
                 --mount=type=secret,id=t,env=TOKEN --mount=target=/src --mount=type=bind,from=build,source=/o,target=/i,rw \
                 --mount=type=tmpfs,target=/t,size=64m --mount=type=ssh --network=none make";
     let Instruction::Run(run) = &instructions(text)[0] else { panic!() };
-    assert_eq!(run.mounts.iter().map(Mount::kind).collect::<Vec<_>>(), ["cache", "secret", "secret", "bind", "bind", "tmpfs", "ssh"]);
+    assert_eq!(
+        run.mounts.iter().map(Mount::kind).collect::<Vec<_>>(),
+        ["cache", "secret", "secret", "bind", "bind", "tmpfs", "ssh"]
+    );
     let Mount::Cache(cache) = &run.mounts[0] else { panic!() };
     assert_eq!((cache.sharing, cache.uid, cache.mode), (Sharing::Locked, 1, 0o700));
     let (Mount::Secret(file), Mount::Secret(variable)) = (&run.mounts[1], &run.mounts[2]) else { panic!() };
     assert_eq!((file.target.as_deref(), file.required), (Some("/run/secrets/npm"), true));
     assert_eq!((variable.target.as_deref(), variable.env.as_deref()), (None, Some("TOKEN")));
-    assert_eq!(run.mounts[3], Mount::Bind { target: "/src".into(), source: None, from: None, read_write: false });
+    assert_eq!(
+        run.mounts[3],
+        Mount::Bind { target: "/src".into(), source: None, from: None, read_write: false }
+    );
     assert_eq!(run.mounts[5], Mount::Tmpfs { target: "/t".into(), size: Some(64 << 20) });
     assert_eq!((run.network, run.command.clone()), (NetworkMode::None, CommandLine::Shell("make".into())));
 }
@@ -166,11 +196,18 @@ fn what_is_wrong_is_refused_with_its_line() {
 fn variables_are_filled_in_as_the_builder_would() {
     let text = "ARG G=global\nFROM x\nARG G\nARG V=1.${W:-9}\nENV A=$V B=${A:-none} C='$V' D=\"$V \\$V\" E=\\$V\nENV B2=$A\nWORKDIR /x/$G\nLABEL l=${NOPE:+x}${A:+y}\nRUN echo $A\nCOPY a$V <<E /d/${A}\n$V '$V' \\$V\nE\nUSER ${U:?who}";
     let file = parse(text);
-    let mut variables = Variables::global(&file, &map(&[("W", "7")]), &BTreeMap::new()).unwrap().enter(&map(&[("PATH", "/bin")]));
+    let mut variables = Variables::global(&file, &map(&[("W", "7")]), &BTreeMap::new())
+        .unwrap()
+        .enter(&map(&[("PATH", "/bin")]));
     let all = &file.stages[0].instructions;
     let done: Vec<_> = all[..all.len() - 1].iter().map(|located| variables.apply(located).unwrap()).collect();
-    let pairs = |list: &[(&str, &str)]| list.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect::<Vec<_>>();
-    assert_eq!(done[2], Instruction::Env(pairs(&[("A", "1.9"), ("B", "none"), ("C", "$V"), ("D", "1.9 $V"), ("E", "$V")])));
+    let pairs = |list: &[(&str, &str)]| {
+        list.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        done[2],
+        Instruction::Env(pairs(&[("A", "1.9"), ("B", "none"), ("C", "$V"), ("D", "1.9 $V"), ("E", "$V")]))
+    );
     assert_eq!(done[3], Instruction::Env(pairs(&[("B2", "1.9")])));
     assert_eq!(done[4], Instruction::Workdir("/x/global".into()));
     assert_eq!(done[5], Instruction::Label(pairs(&[("l", "y")])));
@@ -181,7 +218,7 @@ fn variables_are_filled_in_as_the_builder_would() {
     let CopySource::Inline(inline) = &copy.sources[1] else { panic!() };
     assert_eq!((inline.content.as_str(), copy.destination.as_str()), ("1.9 '1.9' $V\n", "/d/1.9"));
     let error = variables.apply(&all[all.len() - 1]).unwrap_err();
-    assert!(error.message.contains("who") && error.line == 14, "{error:?}");
+    assert!(error.message.contains("who") && error.line == 13, "{error:?}");
     assert_eq!(variables.run_environment()["V"], "1.9");
     assert_eq!(variables.env()["PATH"], "/bin");
 }
@@ -192,7 +229,10 @@ fn arguments_obey_scope_and_precedence() {
         let file = parse(text);
         Variables::global(&file, &map(given), &map(&[("TARGETARCH", "arm64")])).unwrap().from(&file.stages[0])
     };
-    assert_eq!(from("ARG T=1\nFROM --platform=linux/$TARGETARCH x:${T}", &[]).unwrap(), ("x:1".into(), Some("linux/arm64".into())));
+    assert_eq!(
+        from("ARG T=1\nFROM --platform=linux/$TARGETARCH x:${T}", &[]).unwrap(),
+        ("x:1".into(), Some("linux/arm64".into()))
+    );
     assert_eq!(from("ARG T=1\nFROM x:${T}", &[("T", "2")]).unwrap().0, "x:2");
     assert!(from("ARG T\nFROM ${T}", &[]).unwrap_err().message.contains("empty"));
     // Not declared in the stage, not seen; the environment goes before an argument; a given value before the default.
@@ -204,14 +244,19 @@ fn arguments_obey_scope_and_precedence() {
     assert_eq!(user("FROM x\nARG E=arg\nUSER $E", &[("E", "given")]), "env");
     assert_eq!(user("FROM x\nARG A=default\nUSER $A", &[("A", "given")]), "given");
     let file = parse("ARG a\nFROM x\nARG b");
-    assert_eq!(Variables::undeclared(&file, &map(&[("a", ""), ("b", ""), ("HTTP_PROXY", ""), ("typo", "")])), ["typo"]);
+    assert_eq!(
+        Variables::undeclared(&file, &map(&[("a", ""), ("b", ""), ("HTTP_PROXY", ""), ("typo", "")])),
+        ["typo"]
+    );
     // A value that doubles with each line is stopped.
     let bomb = format!("FROM x\nENV a=0123456789\n{}", "ENV a=$a$a\n".repeat(40));
     let file = parse(&bomb);
-    let mut variables = Variables::global(&file, &BTreeMap::new(), &BTreeMap::new()).unwrap().enter(&BTreeMap::new());
+    let mut variables =
+        Variables::global(&file, &BTreeMap::new(), &BTreeMap::new()).unwrap().enter(&BTreeMap::new());
     assert!(file.stages[0].instructions.iter().any(|located| variables.apply(located).is_err()));
     let odd = parse("FROM x\nENV a=${b%x}");
-    let mut variables = Variables::global(&odd, &BTreeMap::new(), &BTreeMap::new()).unwrap().enter(&BTreeMap::new());
+    let mut variables =
+        Variables::global(&odd, &BTreeMap::new(), &BTreeMap::new()).unwrap().enter(&BTreeMap::new());
     assert!(variables.apply(&odd.stages[0].instructions[0]).unwrap_err().message.contains("${b%…}"));
 }
 
@@ -221,7 +266,8 @@ fn an_engine_learns_what_it_cannot_do() {
                 RUN --mount=type=secret,id=a --mount=type=cache,target=/c y\nFROM scratch\nCOPY --from=one --link a b\nCOPY --from=alpine --parents a b\n\
                 ADD https://x/y.tar.gz https://github.com/a/b.git local.tar.gz /z\nONBUILD RUN x\nCOPY --chmod=u=rwX a b\n";
     let file = parse(text);
-    let unsupported: Vec<_> = file.unsupported(SANDBOX_ENGINE).into_iter().map(|used| (used.line, used.what)).collect();
+    let unsupported: Vec<_> =
+        file.unsupported(SANDBOX_ENGINE).into_iter().map(|used| (used.line, used.what)).collect();
     let expected: Vec<(usize, String)> = [
         (1, "# syntax=example/frontend"),
         (2, "FROM --platform=linux/arm64"),
@@ -253,8 +299,21 @@ fn targets_are_found_by_name_and_number() {
 
 #[test]
 fn ignore_files_leave_out_what_they_name() {
-    let ignore = IgnoreFile::parse("# comment\n*.log\n/node_modules/\n**/target\ndocs/**\n!docs/keep/*.md\nsecret?\n[ab].txt\na/../b/x\n");
-    for excluded in ["x.log", "node_modules", "node_modules/a/b", "target", "a/b/target/c", "docs/x", "docs/keep/x.txt", "secret1", "a.txt", "b/x"] {
+    let ignore = IgnoreFile::parse(
+        "# comment\n*.log\n/node_modules/\n**/target\ndocs/**\n!docs/keep/*.md\nsecret?\n[ab].txt\na/../b/x\n",
+    );
+    for excluded in [
+        "x.log",
+        "node_modules",
+        "node_modules/a/b",
+        "target",
+        "a/b/target/c",
+        "docs/x",
+        "docs/keep/x.txt",
+        "secret1",
+        "a.txt",
+        "b/x",
+    ] {
         assert!(ignore.excludes(excluded), "{excluded}");
     }
     for kept in ["a/x.log", "src/node_modules", "docs/keep/x.md", "secret", "secret12", "c.txt", "x"] {

@@ -131,7 +131,9 @@ fn schemes_and_hosts_are_the_policys() {
 
 #[test]
 fn refs_follow_gits_rules() {
-    for good in ["main", "feature/a", "v1.2.3", "refs/heads/main", "refs/pull/7/head", "a@b", "ünï", "deadbeef"] {
+    for good in
+        ["main", "feature/a", "v1.2.3", "refs/heads/main", "refs/pull/7/head", "a@b", "ünï", "deadbeef"]
+    {
         Reference::parse(good).unwrap_or_else(|error| panic!("{good}: {error}"));
     }
     assert_eq!(Reference::parse("HEAD").unwrap(), Reference::Head);
@@ -140,8 +142,34 @@ fn refs_follow_gits_rules() {
     assert_eq!(Reference::parse("DEADBEEF").unwrap().abbreviated_commit().as_deref(), Some("deadbeef"));
     assert_eq!(Reference::parse("dead").unwrap().abbreviated_commit(), None);
     for bad in [
-        "", "-x", "--upload-pack=id", "a..b", "..", "a/../b", ".a", "a/.b", "a.lock", "a.lock/b", "/a", "a/", "a//b", "a.", "@", "a@{1}",
-        "a b", "a~1", "a^", "a:b", "a?", "a*", "a[", "a\\b", "a\nb", "a\x7f", "a\0", "refs",
+        "",
+        "-x",
+        "--upload-pack=id",
+        "a..b",
+        "..",
+        "a/../b",
+        ".a",
+        "a/.b",
+        "a.lock",
+        "a.lock/b",
+        "/a",
+        "a/",
+        "a//b",
+        "a.",
+        "@",
+        "a@{1}",
+        "a b",
+        "a~1",
+        "a^",
+        "a:b",
+        "a?",
+        "a*",
+        "a[",
+        "a\\b",
+        "a\nb",
+        "a\x7f",
+        "a\0",
+        "refs",
     ] {
         assert_eq!(Reference::parse(bad).expect_err(bad).code, Code::InvalidRef, "{bad}");
     }
@@ -170,10 +198,18 @@ fn refusals_name_the_field() {
         (r#"{"url":"https://github.com/a/b","ref":"-x"}"#, "repository.ref", Code::InvalidRef),
         (r#"{"url":"https://github.com/a/b","path":"/etc/x"}"#, "repository.path", Code::InvalidPath),
         (r#"{"url":"https://github.com/a/b","path":"/workspace"}"#, "repository.path", Code::InvalidPath),
-        (r#"{"url":"https://github.com/a/b","path":"/workspace/../etc"}"#, "repository.path", Code::InvalidPath),
+        (
+            r#"{"url":"https://github.com/a/b","path":"/workspace/../etc"}"#,
+            "repository.path",
+            Code::InvalidPath,
+        ),
         (r#"{"url":"https://github.com/a/b","path":"/workspacex/a"}"#, "repository.path", Code::InvalidPath),
         (r#"{"url":"https://github.com/a/b","path":"workspace/a"}"#, "repository.path", Code::InvalidPath),
-        (r#"{"url":"https://github.com/a/b","path":"/workspace/.git/hooks"}"#, "repository.path", Code::InvalidPath),
+        (
+            r#"{"url":"https://github.com/a/b","path":"/workspace/.git/hooks"}"#,
+            "repository.path",
+            Code::InvalidPath,
+        ),
         (r#"{"url":"https://github.com/a/b","depth":0}"#, "repository.depth", Code::InvalidParameter),
         (
             r#"{"url":"https://github.com/a/b","additional":[{"url":"https://github.com/c/b"}]}"#,
@@ -210,9 +246,13 @@ fn secrets_are_not_shown_and_unknown_fields_not_dropped() {
     assert!(!format!("{given:?}").contains("hunter2"));
     assert!(!serde_json::to_string(&given).unwrap().contains("hunter2"));
     assert!(!format!("{:?}", given.validate(&policy()).unwrap()).contains("hunter2"));
-    assert_eq!(given.credential, Some(Credential::Token { username: None, token: Secret::new("hunter2hunter2") }));
+    assert_eq!(
+        given.credential,
+        Some(Credential::Token { username: None, token: Secret::new("hunter2hunter2") })
+    );
     assert!(serde_json::from_str::<RepositorySpec>(r#"{"url":"x","shallow":true}"#).is_err());
-    let unknown = serde_json::from_str::<RepositorySpec>(r#"{"url":"x","credential":{"password":"hunter2"}}"#);
+    let unknown =
+        serde_json::from_str::<RepositorySpec>(r#"{"url":"x","credential":{"password":"hunter2"}}"#);
     assert!(!unknown.unwrap_err().to_string().contains("hunter2"));
 }
 

@@ -5,7 +5,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use sandglass_repository::recipe::{Base, Command, Origin, Problem, Recipe, RecipeError, RecipeKind, RecipeRequest, Step, Tree, detect};
+use sandglass_repository::recipe::{
+    Base, Command, Origin, Problem, Recipe, RecipeError, RecipeKind, RecipeRequest, Step, Tree, detect,
+};
 use tempfile::TempDir;
 
 fn checkout(files: &[(&str, &str)]) -> TempDir {
@@ -55,25 +57,46 @@ fn sources_are_looked_at_in_their_order() {
     assert_eq!(at(0).setup, [script(".sandbox/setup.sh")], "a manifest without commands keeps the hooks");
     assert_eq!((at(1).kind, at(1).base), (RecipeKind::Devcontainer, Base::Image("a".into())));
     assert_eq!(at(1).passed_over, [".sandbox/setup.sh", ".openinspect/setup.sh", ".openinspect/start.sh"]);
-    assert_eq!((at(2).origin, at(2).base), (Origin::File(".devcontainer.json".into()), Base::Image("b".into())));
+    assert_eq!(
+        (at(2).origin, at(2).base),
+        (Origin::File(".devcontainer.json".into()), Base::Image("b".into()))
+    );
     assert_eq!(at(3).kind, RecipeKind::Dockerfile);
-    assert_eq!((at(3).setup, at(3).start), (vec![script(".sandbox/setup.sh")], vec![script(".openinspect/start.sh")]));
+    assert_eq!(
+        (at(3).setup, at(3).start),
+        (vec![script(".sandbox/setup.sh")], vec![script(".openinspect/start.sh")])
+    );
     assert_eq!((at(4).kind, at(4).setup), (RecipeKind::Hooks, vec![script(".sandbox/setup.sh")]));
     assert_eq!((at(5).kind, at(5).setup), (RecipeKind::Hooks, vec![script(".openinspect/setup.sh")]));
-    assert_eq!((at(6).kind, at(6).setup, at(6).start), (RecipeKind::Hooks, vec![], vec![script(".openinspect/start.sh")]));
+    assert_eq!(
+        (at(6).kind, at(6).setup, at(6).start),
+        (RecipeKind::Hooks, vec![], vec![script(".openinspect/start.sh")])
+    );
     assert_eq!((at(7).kind, at(7).origin, at(7).base), (RecipeKind::None, Origin::Nothing, Base::Default));
 }
 
 #[test]
 fn a_request_goes_before_everything() {
-    let folder = checkout(&[(".sandbox.yml", "nonsense: ["), ("Dockerfile", "FROM a AS one\nFROM b"), ("x/start.sh", "")]);
+    let folder = checkout(&[
+        (".sandbox.yml", "nonsense: ["),
+        ("Dockerfile", "FROM a AS one\nFROM b"),
+        ("x/start.sh", ""),
+    ]);
     assert!(read_as(&folder, r#"{"type":"auto"}"#).is_err());
     let recipe = read_as(&folder, r#"{"type":"dockerfile","target":"one","args":{"a":"b"}}"#).unwrap();
     let Base::Dockerfile { path, context, target, args } = recipe.base else { panic!() };
-    assert_eq!((path.as_str(), context.as_str(), target.as_deref(), args["a"].as_str()), ("Dockerfile", "", Some("one"), "b"));
-    assert!(read_as(&folder, r#"{"type":"dockerfile","target":"two"}"#).unwrap_err().message.contains("no stage"));
+    assert_eq!(
+        (path.as_str(), context.as_str(), target.as_deref(), args["a"].as_str()),
+        ("Dockerfile", "", Some("one"), "b")
+    );
+    assert!(
+        read_as(&folder, r#"{"type":"dockerfile","target":"two"}"#).unwrap_err().message.contains("no stage")
+    );
     assert!(read_as(&folder, r#"{"type":"devcontainer"}"#).is_err());
-    assert_eq!(read_as(&folder, r#"{"type":"hooks","start":"x/start.sh"}"#).unwrap().start, [script("x/start.sh")]);
+    assert_eq!(
+        read_as(&folder, r#"{"type":"hooks","start":"x/start.sh"}"#).unwrap().start,
+        [script("x/start.sh")]
+    );
     assert!(read_as(&folder, r#"{"type":"hooks","setup":"../setup.sh"}"#).is_err());
     assert!(read_as(&folder, r#"{"type":"hooks"}"#).is_err());
     assert_eq!(read_as(&folder, r#"{"type":"none","image":"x"}"#).unwrap().base, Base::Image("x".into()));
@@ -96,9 +119,15 @@ fn a_manifest_says_everything_in_one_file() {
     assert_eq!((recipe.kind, &recipe.origin), (RecipeKind::Dockerfile, &Origin::File(".sandbox.yml".into())));
     assert_eq!(recipe.setup, [shell("setup", "npm ci")]);
     assert_eq!(recipe.start[0].command, Command::Exec(vec!["npm".into(), "run".into(), "dev".into()]));
-    assert_eq!((recipe.container_env["A"].as_str(), recipe.remote_user.as_deref(), recipe.ports.as_slice()), ("b", Some("node"), &[3000][..]));
+    assert_eq!(
+        (recipe.container_env["A"].as_str(), recipe.remote_user.as_deref(), recipe.ports.as_slice()),
+        ("b", Some("node"), &[3000][..])
+    );
     let files: Vec<_> = recipe.files.keys().map(String::as_str).collect();
-    assert_eq!(files, [".sandbox.yml", "deps.txt", "docker/Dockerfile", "later.txt", "package-lock.json", "package.json"]);
+    assert_eq!(
+        files,
+        [".sandbox.yml", "deps.txt", "docker/Dockerfile", "later.txt", "package-lock.json", "package.json"]
+    );
     for (wrong, part) in [
         ("version: 2\n", "version"),
         ("image: a\ndockerfile: Dockerfile\n", "only one of"),
@@ -108,14 +137,21 @@ fn a_manifest_says_everything_in_one_file() {
         ("dockerfile: nothing\n", "not in the repository"),
         ("devcontainer: nothing.json\n", "not in the repository"),
         ("setup: {a: {b: c}}\n", "setup"),
-        ("a: &a [x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nimage: [*c,*c,*c,*c]\n", ""),
+        (
+            "a: &a [x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nimage: [*c,*c,*c,*c]\n",
+            "",
+        ),
     ] {
         let error = auto(&[(".sandbox.yml", wrong)]).expect_err(wrong);
         assert!(error.to_string().contains(part), "{wrong}: {error}");
     }
     let deep = format!("setup: {}x{}\n", "[".repeat(5000), "]".repeat(5000));
     assert!(auto(&[(".sandbox.yml", &deep)]).is_err());
-    let container = auto(&[(".sandbox.yml", "devcontainer: x/devcontainer.json\nstart: go\n"), ("x/devcontainer.json", r#"{"image":"a"}"#)]).unwrap();
+    let container = auto(&[
+        (".sandbox.yml", "devcontainer: x/devcontainer.json\nstart: go\n"),
+        ("x/devcontainer.json", r#"{"image":"a"}"#),
+    ])
+    .unwrap();
     assert_eq!((container.kind, container.start), (RecipeKind::Devcontainer, vec![shell("start", "go")]));
 }
 
@@ -152,7 +188,10 @@ fn a_devcontainer_is_read_whole() {
     ];
     let recipe = auto(&files).unwrap();
     let Base::Dockerfile { path, context, target, args } = &recipe.base else { panic!() };
-    assert_eq!((path.as_str(), context.as_str(), target.as_deref(), args["V"].as_str()), (".devcontainer/Dockerfile", "", Some("dev"), "22"));
+    assert_eq!(
+        (path.as_str(), context.as_str(), target.as_deref(), args["V"].as_str()),
+        (".devcontainer/Dockerfile", "", Some("dev"), "22")
+    );
     let names: Vec<_> = recipe.setup.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(names, ["onCreateCommand", "updateContentCommand", "postCreateCommand"]);
     let Command::Parallel(parallel) = &recipe.setup[2].command else { panic!() };
@@ -182,7 +221,10 @@ fn what_a_devcontainer_cannot_have_is_refused_by_name() {
         (r#"{"image":"a","capAdd":["SYS_PTRACE"]}"#, "capAdd"),
         (r#"{"image":"a","hostRequirements":{"cpus":4}}"#, "hostRequirements"),
         (r#"{"image":"a","madeUp":1}"#, "madeUp"),
-        (r#"{"image":"a","features":{"ghcr.io/devcontainers/features/node:1":{}}}"#, "ghcr.io/devcontainers/features/node:1"),
+        (
+            r#"{"image":"a","features":{"ghcr.io/devcontainers/features/node:1":{}}}"#,
+            "ghcr.io/devcontainers/features/node:1",
+        ),
         (r#"{"image":"a","forwardPorts":["db:5432"]}"#, "db:5432"),
         (r#"{"image":"a","workspaceFolder":"/elsewhere"}"#, "workspaceFolder"),
         (r#"{"image":"a","containerEnv":{"A":"${localEnv:SECRET}"}}"#, "${localEnv:SECRET}"),
@@ -216,7 +258,11 @@ fn what_a_devcontainer_cannot_have_is_refused_by_name() {
 
 #[test]
 fn no_link_leads_out_of_the_checkout() {
-    let outside = checkout(&[("Dockerfile", "FROM stolen"), ("devcontainer.json", r#"{"image":"stolen"}"#), ("tool/install.sh", "")]);
+    let outside = checkout(&[
+        ("Dockerfile", "FROM stolen"),
+        ("devcontainer.json", r#"{"image":"stolen"}"#),
+        ("tool/install.sh", ""),
+    ]);
     for (link, target) in [
         ("Dockerfile", outside.path().join("Dockerfile")),
         (".devcontainer", outside.path().to_owned()),
@@ -230,7 +276,11 @@ fn no_link_leads_out_of_the_checkout() {
     }
     let folder = checkout(&[("docker/real", "FROM inside")]);
     symlink("docker/real", folder.path().join("Dockerfile")).unwrap();
-    assert_eq!(read_as(&folder, r#"{"type":"auto"}"#).unwrap().kind, RecipeKind::Dockerfile, "a link that stays inside is fine");
+    assert_eq!(
+        read_as(&folder, r#"{"type":"auto"}"#).unwrap().kind,
+        RecipeKind::Dockerfile,
+        "a link that stays inside is fine"
+    );
     let looped = checkout(&[]);
     symlink("Dockerfile", looped.path().join("Dockerfile")).unwrap();
     assert!(read_as(&looped, r#"{"type":"auto"}"#).is_err());

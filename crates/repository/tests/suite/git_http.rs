@@ -1,15 +1,13 @@
 //! Git over HTTP: refs, mirrors, checkouts, credentials, and every class of failure, against git's own server program.
 
-mod support;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use crate::support::{Author, Bench, HttpServer, TOKEN, git, token, until};
 use sandglass_repository::git::{Checkout, Control, FailureClass, Progress, Remote, ResolvedKind};
 use sandglass_repository::{HostAllowList, Reference};
-use support::{Author, Bench, HttpServer, TOKEN, git, token, until};
 
 fn reference(text: &str) -> Reference {
     Reference::parse(text).unwrap()
@@ -27,7 +25,10 @@ async fn every_kind_of_ref_is_resolved() {
     git(author.path(), &["branch", "v1.0"]);
     git(author.path(), &["update-ref", "refs/pull/7/head", &first]);
     author.push(&server.bare("open/web.git"));
-    git(author.path(), &["push", "--quiet", server.bare("open/web.git").to_str().unwrap(), "refs/pull/7/head"]);
+    git(
+        author.path(),
+        &["push", "--quiet", server.bare("open/web.git").to_str().unwrap(), "refs/pull/7/head"],
+    );
     let bench = Bench::new();
     let url = server.url("open/web.git");
     let remote = Remote { url: &url, credential: None };
@@ -44,8 +45,16 @@ async fn every_kind_of_ref_is_resolved() {
         (&second, &second, ResolvedKind::Commit, None),
         (&second[..10], &second, ResolvedKind::Commit, None),
     ] {
-        let resolved = bench.git.resolve(remote, &reference(asked), bench.control()).await.unwrap_or_else(|e| panic!("{asked}: {e:?}"));
-        assert_eq!((resolved.commit(), resolved.kind(), resolved.full_name()), (commit.as_str(), kind, name), "{asked}");
+        let resolved = bench
+            .git
+            .resolve(remote, &reference(asked), bench.control())
+            .await
+            .unwrap_or_else(|e| panic!("{asked}: {e:?}"));
+        assert_eq!(
+            (resolved.commit(), resolved.kind(), resolved.full_name()),
+            (commit.as_str(), kind, name),
+            "{asked}"
+        );
     }
     for missing in ["nope", "x", "refs/heads/nope", "abcdef1", "ain"] {
         let error = bench.git.resolve(remote, &reference(missing), bench.control()).await.unwrap_err();
@@ -55,7 +64,11 @@ async fn every_kind_of_ref_is_resolved() {
     fs::create_dir_all(&empty).unwrap();
     git(&empty, &["init", "--quiet", "--bare", "."]);
     let url = server.url("open/empty.git");
-    let error = bench.git.resolve(Remote { url: &url, credential: None }, &Reference::Head, bench.control()).await.unwrap_err();
+    let error = bench
+        .git
+        .resolve(Remote { url: &url, credential: None }, &Reference::Head, bench.control())
+        .await
+        .unwrap_err();
     assert_eq!(error.class, FailureClass::RefNotFound);
     assert!(error.message.contains("empty"), "{error}");
     assert_eq!(fs::read_dir(bench.scratch()).unwrap().count(), 0, "nothing of a call stays behind");
@@ -70,7 +83,11 @@ async fn a_commit_that_no_ref_reaches_directly_is_found_by_its_beginning() {
     author.push(&server.bare("open/web.git"));
     let bench = Bench::new();
     let url = server.url("open/web.git");
-    let resolved = bench.git.resolve(Remote { url: &url, credential: None }, &reference(&first[..12]), bench.control()).await.unwrap();
+    let resolved = bench
+        .git
+        .resolve(Remote { url: &url, credential: None }, &reference(&first[..12]), bench.control())
+        .await
+        .unwrap();
     assert_eq!(resolved.commit(), first);
 }
 
@@ -84,7 +101,11 @@ async fn private_repositories_need_the_token() {
     let url = server.url("private/web.git");
     let right = token(TOKEN);
     let wrong = token("not-the-token-at-all");
-    let resolved = bench.git.resolve(Remote { url: &url, credential: Some(&right) }, &Reference::Head, bench.control()).await.unwrap();
+    let resolved = bench
+        .git
+        .resolve(Remote { url: &url, credential: Some(&right) }, &Reference::Head, bench.control())
+        .await
+        .unwrap();
     assert_eq!(resolved.commit(), commit);
     for credential in [None, Some(&wrong)] {
         // A complete commit is no way around the question.
@@ -187,7 +208,11 @@ async fn a_deadline_and_a_cancellation_end_the_whole_group() {
     let url = server.url("silent/web.git");
     let credential = token(TOKEN);
     let remote = Remote { url: &url, credential: Some(&credential) };
-    let error = bench.git.resolve(remote, &Reference::Head, bench.control_until(Duration::from_millis(700))).await.unwrap_err();
+    let error = bench
+        .git
+        .resolve(remote, &Reference::Head, bench.control_until(Duration::from_millis(700)))
+        .await
+        .unwrap_err();
     assert_eq!(error.class, FailureClass::Timeout, "{error:?}");
     assert_eq!(bench.processes(), []);
 
@@ -237,7 +262,11 @@ async fn failures_are_classed() {
     assert_eq!(class(closed).await, FailureClass::Unreachable);
     let missing = Bench::with(|settings| settings.program = "/nonexistent/git".into());
     let url = server.url("open/web.git");
-    let error = missing.git.resolve(Remote { url: &url, credential: None }, &Reference::Head, missing.control()).await.unwrap_err();
+    let error = missing
+        .git
+        .resolve(Remote { url: &url, credential: None }, &Reference::Head, missing.control())
+        .await
+        .unwrap_err();
     assert_eq!(error.class, FailureClass::Other);
 }
 
@@ -261,7 +290,11 @@ async fn a_redirect_gets_neither_past_the_list_of_hosts_nor_at_the_token() {
     let error = open.git.resolve(remote, &Reference::Head, open.control()).await.unwrap_err();
     assert_eq!(error.class, FailureClass::AuthFailed, "{error:?}");
     assert!(!thief.requests().is_empty());
-    assert!(thief.requests().iter().all(|line| line.ends_with("without credential")), "{:?}", thief.requests());
+    assert!(
+        thief.requests().iter().all(|line| line.ends_with("without credential")),
+        "{:?}",
+        thief.requests()
+    );
 }
 
 #[tokio::test]
@@ -281,8 +314,95 @@ async fn progress_is_told_while_a_repository_comes_over() {
     let control = Control { progress: &progress, ..bench.control() };
     let resolved = bench.git.resolve(remote, &Reference::Head, control).await.unwrap();
     let folder = bench.work("w");
-    let wanted = Checkout { remote, resolved: &resolved, mirror: None, folder: &folder, depth: Some(1), submodules: false, lfs: false };
+    let wanted = Checkout {
+        remote,
+        resolved: &resolved,
+        mirror: None,
+        folder: &folder,
+        depth: Some(1),
+        submodules: false,
+        lfs: false,
+    };
     bench.git.checkout(&wanted, control).await.unwrap();
     let seen = seen.lock().unwrap();
-    assert!(seen.iter().any(|step| step.percent == Some(100) && step.done == step.total.unwrap()), "{seen:?}");
+    assert!(
+        seen.iter().any(|step| step.percent == Some(100) && step.done == step.total.unwrap()),
+        "{seen:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_commit_keeps_the_branch_that_it_was_resolved_from() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    let first = author.commit("a", "1");
+    author.commit("a", "2");
+    author.push(&server.bare("private/web.git"));
+    let bench = Bench::new();
+    let url = server.url("private/web.git");
+    let credential = token(TOKEN);
+    let remote = Remote { url: &url, credential: Some(&credential) };
+    let pinned =
+        bench.git.resolve_pinned(remote, &first, Some("refs/heads/main"), bench.control()).await.unwrap();
+    assert_eq!((pinned.commit(), pinned.branch()), (first.as_str(), Some("main")));
+    let folder = bench.work("w");
+    let wanted = Checkout {
+        remote,
+        resolved: &pinned,
+        mirror: None,
+        folder: &folder,
+        depth: Some(1),
+        submodules: false,
+        lfs: false,
+    };
+    let done = bench.git.checkout(&wanted, bench.control()).await.unwrap();
+    assert_eq!((done.commit, done.branch.as_deref()), (first.clone(), Some("main")));
+    let stranger = Remote { url: &url, credential: None };
+    let error = bench.git.resolve_pinned(stranger, &first, None, bench.control()).await.unwrap_err();
+    assert_eq!(error.class, FailureClass::AuthFailed);
+    for (commit, name) in [("main", None), (first.as_str(), Some("main")), (first.as_str(), Some("--x"))] {
+        let error = bench.git.resolve_pinned(remote, commit, name, bench.control()).await.unwrap_err();
+        assert_eq!(error.class, FailureClass::RefNotFound);
+    }
+}
+
+#[tokio::test]
+async fn the_disk_is_kept_clean() {
+    let server = HttpServer::start();
+    let bench = Bench::new();
+    let mut held = Vec::new();
+    for name in ["open/a.git", "open/b.git", "open/c.git"] {
+        let author = Author::new();
+        author.commit("a", name);
+        author.push(&server.bare(name));
+        let url = server.url(name);
+        let remote = Remote { url: &url, credential: None };
+        let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+        held.push(bench.git.mirror(remote, &resolved, bench.control()).await.unwrap());
+    }
+    let paths: Vec<_> = held.iter().map(|mirror| mirror.path().to_owned()).collect();
+    held.truncate(1);
+    assert!(bench.git.evict_mirrors(u64::MAX).unwrap() > 0);
+    assert!(paths.iter().all(|path| path.exists()));
+    let left = bench.git.evict_mirrors(1).unwrap();
+    assert!(left > 0, "the one in use is counted");
+    assert_eq!(paths.iter().map(|path| path.exists()).collect::<Vec<_>>(), [true, false, false]);
+    held.clear();
+    assert_eq!(bench.git.evict_mirrors(0).unwrap(), 0);
+
+    let left_behind = bench.scratch().join("git-abc");
+    fs::create_dir(&left_behind).unwrap();
+    fs::write(left_behind.join("password"), TOKEN).unwrap();
+    bench.git.sweep_scratch().unwrap();
+    assert_eq!(fs::read_dir(bench.scratch()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn the_name_of_a_secret_is_no_credential() {
+    let bench = Bench::new();
+    let url = sandglass_repository::RepositoryUrl::parse("http://127.0.0.1:1/a/b.git").unwrap();
+    let credential = sandglass_repository::Credential::SecretRef { secret_ref: "x".into() };
+    let remote = Remote { url: &url, credential: Some(&credential) };
+    let error = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap_err();
+    assert_eq!(error.class, FailureClass::Other);
 }

@@ -87,18 +87,39 @@ proptest! {
 #[test]
 fn tokens_are_known_by_their_shape() {
     let long = "aB3".repeat(20);
-    let found = |text: &str| scan(text.as_bytes()).unwrap().into_iter().map(|finding| (finding.offset, finding.kind)).collect::<Vec<_>>();
+    let found = |text: &str| {
+        scan(text.as_bytes())
+            .unwrap()
+            .into_iter()
+            .map(|finding| (finding.offset, finding.kind))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(found(&format!("x ghp_{} y", &long[..36])), [(2, TokenKind::GitHub)]);
     assert_eq!(found(&format!("github_pat_{}_{}", &long[..22], &long[..59])), [(0, TokenKind::GitHub)]);
     assert_eq!(found("token: glpat-abcdefghij0123456789"), [(7, TokenKind::GitLab)]);
-    assert_eq!(found(&format!("//registry.npmjs.org/:_authToken=npm_{}\n", &long[..36])), [(33, TokenKind::Npm)]);
+    assert_eq!(
+        found(&format!("//registry.npmjs.org/:_authToken=npm_{}\n", &long[..36])),
+        [(33, TokenKind::Npm)]
+    );
     assert_eq!(found("AKIAIOSFODNN7EXAMPLE"), [(0, TokenKind::AwsAccessKeyId)]);
-    assert_eq!(found("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY\n"), [(0, TokenKind::AwsSecretKey)]);
+    assert_eq!(
+        found("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY\n"),
+        [(0, TokenKind::AwsSecretKey)]
+    );
     let key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEAxxxxxxxxxxxxxxxx";
     assert_eq!(found(key), [(0, TokenKind::PrivateKey)]);
-    assert_eq!(found(r#"{"k":"-----BEGIN PRIVATE KEY-----\nMIIEpAIBAAKCAQEAxxxxxxxxxxxxxxxx"#), [(6, TokenKind::PrivateKey)]);
+    assert_eq!(
+        found(r#"{"k":"-----BEGIN PRIVATE KEY-----\nMIIEpAIBAAKCAQEAxxxxxxxxxxxxxxxx"#),
+        [(6, TokenKind::PrivateKey)]
+    );
     assert_eq!(found("https://bob:hunter2hunter2@example.com/x"), [(0, TokenKind::UrlPassword)]);
-    for clean in ["ghp_short", "-----BEGIN PRIVATE KEY-----\"", "-----BEGIN PUBLIC KEY-----\nMIIEpAIBAAKCAQEAxxxxxxxxxxxx", "https://example.com:8080/x@y", "sk_AKIA"] {
+    for clean in [
+        "ghp_short",
+        "-----BEGIN PRIVATE KEY-----\"",
+        "-----BEGIN PUBLIC KEY-----\nMIIEpAIBAAKCAQEAxxxxxxxxxxxx",
+        "https://example.com:8080/x@y",
+        "sk_AKIA",
+    ] {
         assert_eq!(found(clean), [], "{clean}");
     }
 }

@@ -118,7 +118,8 @@ fn every_input_changes_the_key() {
 
 #[test]
 fn the_order_of_members_does_not_matter_and_that_of_items_does() {
-    let with = |parameters: &str| Inputs { parameters: serde_json::from_str(parameters).unwrap(), ..inputs() }.key();
+    let with =
+        |parameters: &str| Inputs { parameters: serde_json::from_str(parameters).unwrap(), ..inputs() }.key();
     assert_eq!(with(r#"{"a":1,"b":{"c":2,"d":3}}"#), with(r#"{"b":{"d":3,"c":2},"a":1}"#));
     assert_ne!(with(r#"{"a":[1,2]}"#), with(r#"{"a":[2,1]}"#));
     assert_ne!(with(r#"{"a":"1"}"#), with(r#"{"a":1}"#));
@@ -127,7 +128,8 @@ fn the_order_of_members_does_not_matter_and_that_of_items_does() {
 #[test]
 fn a_build_key_follows_its_commits_and_recipe() {
     let recipe = inputs().key();
-    let key = |web: &str, api: &str| build_key(&recipe, &map(&[("/workspace/web", web), ("/workspace/api", api)]));
+    let key =
+        |web: &str, api: &str| build_key(&recipe, &map(&[("/workspace/web", web), ("/workspace/api", api)]));
     assert_eq!(key("a", "b"), key("a", "b"));
     assert_ne!(key("a", "b"), key("b", "a"));
     assert_ne!(key("a", "b"), recipe);
