@@ -82,6 +82,11 @@ impl Dockerfile {
         }
     }
 
+    /// The stage that `FROM`, `COPY --from` and mounts mean in the stage of this number: an earlier one. `None` is an image.
+    pub fn earlier_stage(&self, name: &str, before: usize) -> Option<usize> {
+        self.stage_index(name).filter(|index| *index < before)
+    }
+
     /// A stage by its name, or by its number.
     pub fn stage_index(&self, name: &str) -> Option<usize> {
         let name = name.to_ascii_lowercase();

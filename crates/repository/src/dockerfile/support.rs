@@ -76,11 +76,12 @@ pub struct Use {
 impl Dockerfile {
     /// Everything used, in the order of lines.
     pub fn features(&self) -> Vec<Use> {
-        let mut uses = Uses { line: 1, uses: Vec::new() };
+        let mut uses = Uses { line: 1, stage: 0, uses: Vec::new() };
         if let Some(syntax) = self.syntax.as_deref().filter(|syntax| !is_known_front_end(syntax)) {
             uses.add(Feature::ForeignSyntax, format!("# syntax={syntax}"));
         }
-        for stage in &self.stages {
+        for (index, stage) in self.stages.iter().enumerate() {
+            uses.stage = index;
             self.features_of_stage(stage, &mut uses);
         }
         uses.uses
@@ -138,7 +139,7 @@ impl Dockerfile {
 
     fn features_of_copy(&self, keyword: &str, copy: &Copy, uses: &mut Uses) {
         if let Some(from) = &copy.from
-            && self.stage_index(from).is_none()
+            && self.earlier_stage(from, uses.stage).is_none()
         {
             uses.add(Feature::CopyFromImage, format!("{keyword} --from={from}"));
         }
@@ -164,6 +165,7 @@ impl Dockerfile {
 
 struct Uses {
     line: usize,
+    stage: usize,
     uses: Vec<Use>,
 }
 

@@ -1,12 +1,13 @@
 //! Putting a commit's files into a folder.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use super::access::{Access, Scope};
 use super::failure::{FailureClass, GitError};
-use super::mirror::{Mirror, mirror_url, object_format, remove_leftovers};
+use super::mirror::{Mirror, object_format, remove_leftovers};
 use super::process::Call;
 use super::resolve::{Resolved, ResolvedKind};
 use super::{Control, Git, Remote};
@@ -54,9 +55,9 @@ impl Git {
         let scope = if wanted.submodules || wanted.lfs { Scope::Host } else { Scope::Repository };
         let access = Access::prepare(&self.settings, wanted.remote, scope)?;
         let call = Call::new(OPERATION, wanted.remote, &access, wanted.folder);
-        self.prepare_repository(&call, wanted, control).await?;
-        self.get_commit(wanted, &access, control).await?;
-        let branch = self.switch(&call, wanted.resolved, control).await?;
+        let state = self.prepare_repository(&call, wanted, control).await?;
+        self.get_commit(wanted, &access, state, control).await?;
+        let branch = self.switch(&call, wanted.resolved, state, control).await?;
         let submodules = if wanted.submodules {
             self.update_submodules(wanted, &access, control).await?
         } else {
@@ -68,133 +69,109 @@ impl Git {
         Ok(CheckedOut { commit: wanted.resolved.commit().to_owned(), branch, submodules })
     }
 
+    /// Brings the remote's branches in a repository up to date and touches neither its files nor its own branches.
+    ///
+    /// # Errors
+    /// The class says why.
+    pub async fn refresh(
+        &self,
+        remote: Remote<'_>,
+        folder: &Path,
+        control: Control<'_>,
+    ) -> Result<(), GitError> {
+        let access = Access::prepare(&self.settings, remote, Scope::Repository)?;
+        let call = Call::new("fetch", remote, &access, folder);
+        let url = remote.url.to_string();
+        let arguments =
+            ["fetch", "--progress", "--prune", "--no-tags", "--no-write-fetch-head", "--", &url, BRANCHES];
+        self.run(&call, &arguments, control).await.map(drop)
+    }
+
     async fn prepare_repository(
         &self,
         call: &Call<'_>,
         wanted: &Checkout<'_>,
         control: Control<'_>,
-    ) -> Result<(), GitError> {
+    ) -> Result<State, GitError> {
         let own = wanted.folder.join(".git");
         // A link in its place would have git write wherever it leads.
-        match fs::symlink_metadata(&own) {
-            Ok(entry) if entry.is_dir() => {
-                remove_leftovers(&own)
-                    .map_err(|error| GitError::io(OPERATION, "cannot clean the repository", &error))?;
-            }
-            Ok(_) => {
-                return Err(GitError::new(
-                    FailureClass::Other,
-                    OPERATION,
-                    "`.git` in the folder is not a folder",
-                ));
-            }
-            Err(_) => {
-                let format = object_format(Some(wanted.resolved.commit()));
-                self.run(call, &["init", "--quiet", "--template=", format, "."], control).await?;
-            }
+        if fs::symlink_metadata(&own).is_ok_and(|entry| !entry.is_dir()) {
+            let message = "`.git` in the folder is not a folder";
+            return Err(GitError::new(FailureClass::Other, OPERATION, message));
         }
+        let io = |error| GitError::io(OPERATION, "cannot prepare the repository", &error);
         let url = wanted.remote.url.to_string();
-        self.run(call, &["config", "remote.origin.url", &url], control).await?;
-        self.run(call, &["config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*"], control)
-            .await?;
-        Ok(())
+        if own.join("HEAD").exists() {
+            remove_leftovers(&own).map_err(io)?;
+            self.run(call, &["config", "remote.origin.url", &url], control).await?;
+            self.run(call, &["config", "remote.origin.fetch", BRANCHES], control).await?;
+            if let Some(branch) = wanted.resolved.branch() {
+                self.run(call, &["config", &format!("branch.{branch}.remote"), "origin"], control).await?;
+                let merge = format!("branch.{branch}.merge");
+                self.run(call, &["config", &merge, &format!("refs/heads/{branch}")], control).await?;
+            }
+            return Ok(State::Used);
+        }
+        let format = object_format(Some(wanted.resolved.commit()));
+        self.run(call, &["init", "--quiet", "--template=", format, "."], control).await?;
+        // One write in place of a program for each of four values.
+        let mut config = OpenOptions::new().append(true).open(own.join("config")).map_err(io)?;
+        config.write_all(configuration(&url, wanted.resolved.branch()).as_bytes()).map_err(io)?;
+        Ok(State::Fresh)
     }
 
-    async fn get_commit(
-        &self,
-        wanted: &Checkout<'_>,
-        access: &Access,
-        control: Control<'_>,
-    ) -> Result<(), GitError> {
-        let mut call = Call::new("fetch", wanted.remote, access, wanted.folder);
-        let commit = wanted.resolved.commit();
-        if self.has_commit(&call, commit, control).await? {
-            return Ok(());
-        }
-        let from = match wanted.mirror {
-            Some(mirror) => {
-                // Reading the mirror is reading files, whatever protocols the repository may use.
-                call.environment = &[("GIT_ALLOW_PROTOCOL", "file")];
-                mirror_url(mirror)
-            }
-            None => wanted.remote.url.to_string(),
-        };
-        let depth = wanted.depth.map(|depth| format!("--depth={depth}"));
-        let mut fetch = vec!["fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--force"];
-        fetch.extend(depth.as_deref());
-        fetch.extend(["--", from.as_str()]);
-        let all = ["+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"];
-        if depth.is_none() {
-            self.run(&call, &[&fetch[..], &all[..]].concat(), control).await?;
-            if self.has_commit(&call, commit, control).await? {
-                return Ok(());
-            }
-        }
-        match self.run(&call, &[&fetch[..], &[commit]].concat(), control).await {
-            Ok(_) => return Ok(()),
-            Err(error) if error.class != FailureClass::RefNotFound || depth.is_none() => return Err(error),
-            Err(_) => {}
-        }
-        // The server hands out only what a ref points to. The ref may have moved on, then the whole history has the commit.
-        if let Some(name) = wanted.resolved.full_name() {
-            self.run(&call, &[&fetch[..], &[name]].concat(), control).await?;
-            if self.has_commit(&call, commit, control).await? {
-                return Ok(());
-            }
-        }
-        let mut whole = vec!["fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--force"];
-        if wanted.folder.join(".git/shallow").exists() {
-            whole.push("--unshallow");
-        }
-        whole.extend(["--", from.as_str()]);
-        self.run(&call, &[&whole[..], &all[..]].concat(), control).await?;
-        if self.has_commit(&call, commit, control).await? {
-            return Ok(());
-        }
-        Err(GitError::new(
-            FailureClass::RefNotFound,
-            "fetch",
-            format!("the remote does not hand out commit {commit}"),
-        ))
-    }
-
-    /// Puts the files in place and names where they come from, so that `git pull` and `git push` work for whoever works there.
+    /// Puts the files in place.
     async fn switch(
         &self,
         call: &Call<'_>,
         resolved: &Resolved,
+        state: State,
         control: Control<'_>,
     ) -> Result<Option<String>, GitError> {
         let commit = resolved.commit();
-        match (resolved.kind(), resolved.branch()) {
-            (ResolvedKind::Branch, Some(branch)) => {
-                self.run(call, &["update-ref", &format!("refs/remotes/origin/{branch}"), commit], control)
-                    .await?;
-                self.run(
-                    call,
-                    &["checkout", "--progress", "--force", "--no-track", "-B", branch, commit],
-                    control,
-                )
-                .await?;
-                self.run(call, &["config", &format!("branch.{branch}.remote"), "origin"], control).await?;
-                self.run(
-                    call,
-                    &["config", &format!("branch.{branch}.merge"), &format!("refs/heads/{branch}")],
-                    control,
-                )
-                .await?;
-                Ok(Some(branch.to_owned()))
-            }
-            (kind, _) => {
-                if let (ResolvedKind::Tag, Some(tag)) = (kind, resolved.full_name()) {
-                    // The commit alone came over; the tag's own object, with its message, did not.
-                    if !self.ask(call, &["show-ref", "--verify", "--quiet", tag], control).await? {
-                        self.run(call, &["update-ref", tag, commit], control).await?;
-                    }
-                }
-                self.run(call, &["checkout", "--progress", "--force", "--detach", commit], control).await?;
-                Ok(None)
-            }
+        // What the remote had under this name. A fetch has brought it up to date, unless the commit came alone or was here.
+        let known = match (resolved.kind(), resolved.branch(), resolved.full_name()) {
+            (_, Some(branch), _) => Some(format!("refs/remotes/origin/{branch}")),
+            (ResolvedKind::Tag, _, Some(tag)) => Some(tag.to_owned()),
+            _ => None,
+        };
+        if let Some(name) = known
+            && (state == State::Fresh
+                || !self.ask(call, &["show-ref", "--verify", "--quiet", &name], control).await?)
+            && !call.folder.join(".git").join(&name).exists()
+        {
+            self.run(call, &["update-ref", &name, commit, ""], control).await.or_else(|error| {
+                // It is there after all, among those that are packed into one file.
+                if error.tail.contains("already exists") { Ok(String::new()) } else { Err(error) }
+            })?;
         }
+        let mut checkout = vec!["checkout", "--progress", "--force"];
+        match resolved.branch() {
+            Some(branch) => checkout.extend(["--no-track", "-B", branch, commit]),
+            None => checkout.extend(["--detach", commit]),
+        }
+        self.run(call, &checkout, control).await?;
+        Ok(resolved.branch().map(str::to_owned))
     }
+}
+
+/// Where the remote's branches are kept.
+pub(super) const BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";
+
+/// Whether the repository was made just now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Fresh,
+    Used,
+}
+
+/// Names where the repository comes from, so that `git pull` and `git push` work for whoever works there.
+fn configuration(url: &str, branch: Option<&str>) -> String {
+    let mut text = format!("[remote \"origin\"]\n\turl = \"{url}\"\n\tfetch = {BRANCHES}\n");
+    if let Some(branch) = branch {
+        // Of what a branch may be called, these alone mean something here; a backslash it cannot hold.
+        let name = branch.replace('"', "\\\"");
+        text.push_str(&format!("[branch \"{name}\"]\n\tremote = origin\n\tmerge = \"refs/heads/{name}\"\n"));
+    }
+    text
 }

@@ -10,6 +10,7 @@ mod access;
 mod checkout;
 mod failure;
 mod fence;
+mod fetch;
 mod housekeeping;
 mod lfs;
 mod mirror;

@@ -295,6 +295,10 @@ fn targets_are_found_by_name_and_number() {
     assert_eq!(file.target(Some("BUILD")).unwrap().image, "a");
     assert_eq!(file.target(Some("1")).unwrap().image, "b");
     assert!(file.target(Some("3")).is_none());
+    assert_eq!(
+        (file.earlier_stage("build", 1), file.earlier_stage("last", 2), file.earlier_stage("1", 1)),
+        (Some(0), None, None)
+    );
 }
 
 #[test]

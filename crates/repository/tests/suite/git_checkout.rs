@@ -116,6 +116,57 @@ async fn a_folder_is_brought_from_one_commit_to_the_next() {
 }
 
 #[tokio::test]
+async fn a_server_that_hands_out_refs_alone_is_worked_with() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    let first = author.commit("a", "1");
+    git(author.path(), &["branch", "odd\"name"]);
+    let second = author.commit("a", "2");
+    let bare = server.bare("open/web.git");
+    author.push(&bare);
+    // Only the second version of the protocol lets a client ask for any commit.
+    git(&bare, &["config", "protocol.version", "0"]);
+    git(&bare, &["config", "uploadpack.allowAnySHA1InWant", "false"]);
+    git(&bare, &["config", "uploadpack.allowReachableSHA1InWant", "false"]);
+    let bench = Bench::new();
+    let url = server.url("open/web.git");
+    let remote = Remote { url: &url, credential: None };
+    for (commit, name, text) in [(&second, "main", "2"), (&first, "main", "1"), (&first, "odd\"name", "1")] {
+        let name = format!("refs/heads/{name}");
+        let pinned = bench.git.resolve_pinned(remote, commit, Some(&name), bench.control()).await.unwrap();
+        let folder = bench.work(&format!("w{}{}", name.len(), &commit[..7]));
+        let checkout = Checkout { depth: Some(1), ..wanted(remote, &pinned, &folder) };
+        bench.git.checkout(&checkout, bench.control()).await.unwrap();
+        assert_eq!(fs::read_to_string(folder.join("a")).unwrap(), text);
+        assert_eq!(git(&folder, &["symbolic-ref", "HEAD"]), name);
+        let upstream = git(&folder, &["rev-parse", "--symbolic-full-name", "@{upstream}"]);
+        assert_eq!(upstream, name.replace("refs/heads", "refs/remotes/origin"));
+    }
+}
+
+#[tokio::test]
+async fn refreshing_touches_no_files() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    let first = author.commit("a", "1");
+    author.push(&server.bare("open/web.git"));
+    let bench = Bench::new();
+    let url = server.url("open/web.git");
+    let remote = Remote { url: &url, credential: None };
+    let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+    let folder = bench.work("w");
+    let checkout = Checkout { depth: Some(1), ..wanted(remote, &resolved, &folder) };
+    bench.git.checkout(&checkout, bench.control()).await.unwrap();
+    fs::write(folder.join("a"), "changed").unwrap();
+    let second = author.commit("a", "2");
+    author.push(&server.bare("open/web.git"));
+    bench.git.refresh(remote, &folder, bench.control()).await.unwrap();
+    assert_eq!(git(&folder, &["rev-parse", "HEAD"]), first);
+    assert_eq!(git(&folder, &["rev-parse", "origin/main"]), second);
+    assert_eq!(fs::read_to_string(folder.join("a")).unwrap(), "changed");
+}
+
+#[tokio::test]
 async fn nothing_of_a_repository_is_run() {
     let server = HttpServer::start();
     let author = Author::new();
