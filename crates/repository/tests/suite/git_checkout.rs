@@ -122,14 +122,9 @@ async fn a_server_that_hands_out_refs_alone_is_worked_with() {
     let first = author.commit("a", "1");
     git(author.path(), &["branch", "odd\"name"]);
     let second = author.commit("a", "2");
-    let bare = server.bare("open/web.git");
-    author.push(&bare);
-    // Only the second version of the protocol lets a client ask for any commit.
-    git(&bare, &["config", "protocol.version", "0"]);
-    git(&bare, &["config", "uploadpack.allowAnySHA1InWant", "false"]);
-    git(&bare, &["config", "uploadpack.allowReachableSHA1InWant", "false"]);
+    author.push(&server.bare("old/web.git"));
     let bench = Bench::new();
-    let url = server.url("open/web.git");
+    let url = server.url("old/web.git");
     let remote = Remote { url: &url, credential: None };
     for (commit, name, text) in [(&second, "main", "2"), (&first, "main", "1"), (&first, "odd\"name", "1")] {
         let name = format!("refs/heads/{name}");

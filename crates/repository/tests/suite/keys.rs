@@ -81,7 +81,8 @@ fn the_golden_vectors_hold() {
 
 #[test]
 fn every_input_changes_the_key() {
-    let changes: Vec<(&str, fn(&mut Inputs))> = vec![
+    type Change = (&'static str, fn(&mut Inputs));
+    let changes: Vec<Change> = vec![
         ("case of an address", |inputs| inputs.repositories[0].0 = "https://github.com/Acme/web.git".into()),
         ("order of repositories", |inputs| inputs.repositories.swap(0, 1)),
         ("path", |inputs| inputs.repositories[0].1 = "/workspace/Web".into()),

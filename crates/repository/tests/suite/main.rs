@@ -4,6 +4,7 @@
 
 mod dockerfile;
 mod git_checkout;
+mod git_failures;
 mod git_http;
 mod git_ssh;
 mod grammar;

@@ -2,7 +2,7 @@
 
 Run with the folder of bare repositories; prints its port. What stands first in a path decides how it is treated:
 `open` needs no user, `private` needs bot and the token of the environment, `silent` never answers, `broken` answers 500,
-`moved` redirects to where the environment says. Each request is a line of `requests.log`.
+`moved` redirects to where the environment says, `old` speaks the first version of the protocol alone. Each request is a line of `requests.log`.
 """
 
 import base64
@@ -85,7 +85,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "CONTENT_TYPE": self.headers.get("Content-Type", ""),
             "CONTENT_LENGTH": str(len(body)),
             "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
-            "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
+            "GIT_PROTOCOL": "" if path.startswith("/old/") else self.headers.get("Git-Protocol", ""),
             "REMOTE_ADDR": "127.0.0.1",
         }
         done = subprocess.run(["git", "http-backend"], input=body, env=environment, stdout=subprocess.PIPE, check=False)
