@@ -1,6 +1,7 @@
 //! Reading Dockerfiles: into typed instructions, with the line of each, and with what of them an engine cannot do.
 //!
-//! Reads the language of BuildKit's first-party front end (`docker/dockerfile:1`). Does not build: values stay as written until
+//! Reads the language of BuildKit's first-party front end (`docker/dockerfile:1`), here-documents at any place of a line included, which is
+//! where the published readers stop. Does not build: values stay as written until
 //! [`Variables`] expands them one instruction at a time, because they depend on the base image's environment.
 //!
 //! Invariant: nothing is dropped. An instruction, flag or option that is not understood is an error with its line.

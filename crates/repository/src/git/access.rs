@@ -175,6 +175,7 @@ mod tests {
                 allow_http: false,
                 root: WorkspaceRoot::default(),
             },
+            repository_limit: u64::MAX,
             known_hosts: None,
             authorities: None,
             proxy: None,

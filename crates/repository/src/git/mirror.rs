@@ -10,7 +10,7 @@ use super::access::{Access, Scope};
 use super::failure::{FailureClass, GitError};
 use super::process::Call;
 use super::resolve::Resolved;
-use super::{Control, Git, Remote, fence};
+use super::{Control, Git, Remote, fence, quota};
 
 const OPERATION: &str = "fetch";
 const LOCK_POLL: Duration = Duration::from_millis(20);
@@ -63,7 +63,13 @@ impl Git {
         }
         let lock = lock(&lock_path, File::try_lock, control).await?;
         self.ensure_mirror(remote, &access, &path, commit, control).await?;
-        self.update(&call, commit, control).await?;
+        if let Err(error) = self.update(&call, commit, control).await {
+            // What is too large would otherwise be there the next time, and pass.
+            if quota::exceeded(&path, self.settings.repository_limit) {
+                fs::remove_dir_all(&path).map_err(io)?;
+            }
+            return Err(error);
+        }
         // From the lock of a writer to that of a reader; nothing is ever taken out of a mirror while it is locked.
         lock.lock_shared().map_err(io)?;
         Ok(Mirror { path, _lock: lock })
@@ -93,6 +99,10 @@ impl Git {
             let keep = format!("+{commit}:refs/kept/{commit}");
             self.run(call, &[&all[..], &[keep.as_str()]].concat(), control).await?;
         }
+        // Every fetch leaves a pack. Nobody reads meanwhile, and a mirror that stays as it is does its work.
+        let mut tidy = Call::new(OPERATION, call.remote, call.access, call.folder);
+        tidy.configuration = &[("gc.auto", "6700"), ("gc.autoPackLimit", "50"), ("gc.autoDetach", "false")];
+        let _ = self.run(&tidy, &["gc", "--auto", "--quiet"], control).await;
         Ok(())
     }
 

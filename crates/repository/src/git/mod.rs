@@ -16,6 +16,7 @@ mod lfs;
 mod mirror;
 mod process;
 mod progress;
+mod quota;
 mod resolve;
 mod submodules;
 
@@ -46,6 +47,8 @@ pub struct Settings {
     pub mirrors: PathBuf,
     /// Schemes and hosts. The addresses of submodules and of stores for large files are held to them too.
     pub policy: Policy,
+    /// Bytes that what is downloaded of one repository may take, its submodules and large files included.
+    pub repository_limit: u64,
     /// Lines of `known_hosts` for ssh, where the credential brings none.
     pub known_hosts: Option<String>,
     /// A file of authorities for https in PEM form, instead of the system's.

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::access::Access;
 use super::failure::{FailureClass, GitError};
 use super::progress::Progress;
-use super::{Control, Git, Remote, fence};
+use super::{Control, Git, Remote, fence, quota};
 use crate::redact::{RedactStream, Redactor};
 
 /// Bytes of standard output, enough for the refs of any repository that a person works with.
@@ -102,6 +102,7 @@ impl Git {
             .spawn()
             .map_err(|error| GitError::io(call.operation, "cannot run the git program", &error))?;
         let group = Group::of(&child);
+        let limit = self.settings.repository_limit;
         let mut errors = Errors::new(&Redactor::new(call.remote.secrets()), control);
         let ended = {
             let work = communicate(&mut child, &mut errors);
@@ -109,12 +110,17 @@ impl Git {
                 ended = work => ended.map_err(|error| GitError::io(call.operation, "cannot read what git writes", &error))?,
                 () = control.cancel.cancelled() => Stopped::Cancelled.into(),
                 () = tokio::time::sleep_until(control.deadline) => Stopped::Timeout.into(),
+                () = quota::watch(call.folder, limit) => Stopped::TooLarge.into(),
             }
         };
         let stopped = match ended {
             Communicated::Ended(status, stdout, alone) => {
                 if alone {
                     group.disarm();
+                }
+                // A fast one is over before anybody has looked.
+                if downloads(call.operation) && quota::exceeded(call.folder, limit) {
+                    return Err(too_large(call.operation, limit));
                 }
                 return Ok(Ended { status, stdout, tail: errors.tail() });
             }
@@ -125,6 +131,7 @@ impl Git {
             Stopped::Cancelled => (FailureClass::Cancelled, "cancelled"),
             Stopped::Timeout => (FailureClass::Timeout, "the time for it is over"),
             Stopped::TooLong => (FailureClass::Other, "git wrote more than is plausible"),
+            Stopped::TooLarge => return Err(too_large(call.operation, limit)),
         };
         Err(GitError { class, operation: call.operation, message: message.into(), tail: errors.tail() })
     }
@@ -151,10 +158,20 @@ impl Git {
     }
 }
 
+fn downloads(operation: &str) -> bool {
+    matches!(operation, "fetch" | "submodules" | "lfs")
+}
+
+fn too_large(operation: &'static str, limit: u64) -> GitError {
+    let message = format!("the repository is larger than the {} MiB that are allowed", limit >> 20);
+    GitError::new(FailureClass::Other, operation, message)
+}
+
 enum Stopped {
     Cancelled,
     Timeout,
     TooLong,
+    TooLarge,
 }
 
 enum Communicated {

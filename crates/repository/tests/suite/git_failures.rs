@@ -150,6 +150,34 @@ async fn a_program_that_outlives_git_holds_nobody_up() {
     until("the one left behind is ended", || bench.processes().is_empty()).await;
 }
 
+#[tokio::test]
+async fn a_repository_that_is_too_large_is_not_kept() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    // Does not compress.
+    let mut state = 1u64;
+    let noise: String = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        char::from(b'!' + (state >> 33) as u8 % 90)
+    })
+    .take(3 << 20)
+    .collect();
+    author.commit("noise", &noise);
+    author.push(&server.bare("open/web.git"));
+    let bench = Bench::with(|settings| settings.repository_limit = 1 << 20);
+    let url = server.url("open/web.git");
+    let remote = Remote { url: &url, credential: None };
+    let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+    // The second time it is there, and is refused all the same.
+    for _ in 0..2 {
+        let error = bench.git.mirror(remote, &resolved, bench.control()).await.unwrap_err();
+        assert!(
+            error.class == FailureClass::Other && error.message.contains("larger than the 1 MiB"),
+            "{error:?}"
+        );
+    }
+}
+
 /// Written by another process: one of this process's own that is just being started could hold the file open for writing, and then
 /// it could not be run.
 fn executable(path: &std::path::Path, text: &str) {

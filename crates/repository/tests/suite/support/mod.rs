@@ -158,6 +158,7 @@ impl Bench {
                 allow_http: true,
                 root: WorkspaceRoot::default(),
             },
+            repository_limit: u64::MAX,
             known_hosts: None,
             authorities: None,
             proxy: None,
