@@ -110,7 +110,7 @@ impl Git {
                 ended = work => ended.map_err(|error| GitError::io(call.operation, "cannot read what git writes", &error))?,
                 () = control.cancel.cancelled() => Stopped::Cancelled.into(),
                 () = tokio::time::sleep_until(control.deadline) => Stopped::Timeout.into(),
-                () = quota::watch(call.folder, limit) => Stopped::TooLarge.into(),
+                () = quota::watch(call.folder, downloads(call.operation).then_some(limit)) => Stopped::TooLarge.into(),
             }
         };
         let stopped = match ended {
@@ -141,6 +141,8 @@ impl Git {
         command
             .env_clear()
             .envs(fence::environment(&self.settings, call.access, call.remote))
+            // A folder that turns out to be no repository must not stand for one that it happens to lie in.
+            .env("GIT_CEILING_DIRECTORIES", call.folder.parent().unwrap_or(call.folder))
             .envs(call.environment.iter().copied())
             .args(fence::configuration(&self.settings));
         for (name, value) in call.configuration {

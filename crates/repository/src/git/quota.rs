@@ -17,8 +17,9 @@ pub(super) fn exceeded(folder: &Path, limit: u64) -> bool {
     bytes.fold(0, u64::saturating_add) > limit
 }
 
-/// Ends when the downloads in a folder have become more than this many bytes.
-pub(super) async fn watch(folder: &Path, limit: u64) {
+/// Ends when the downloads in a folder have become more than this many bytes; never without a limit.
+pub(super) async fn watch(folder: &Path, limit: Option<u64>) {
+    let Some(limit) = limit else { return std::future::pending().await };
     loop {
         tokio::time::sleep(LOOK).await;
         if exceeded(folder, limit) {

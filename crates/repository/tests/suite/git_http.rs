@@ -124,6 +124,8 @@ async fn a_mirror_is_fetched_once_and_follows_its_remote() {
     author.commit("a", "1");
     author.push(&server.bare("open/web.git"));
     let bench = Bench::new();
+    // That the mirrors lie in a repository must not matter, least of all when one of them is broken.
+    git(bench.folder.path(), &["init", "--quiet", "."]);
     let url = server.url("open/web.git");
     let remote = Remote { url: &url, credential: None };
     let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
@@ -159,6 +161,7 @@ async fn a_mirror_is_fetched_once_and_follows_its_remote() {
     fs::remove_dir_all(path.join("objects")).unwrap();
     drop(bench.git.mirror(remote, &resolved, bench.control()).await.unwrap());
     assert_eq!(git(&path, &["rev-parse", "refs/heads/main"]), third);
+    assert_eq!(git(bench.folder.path(), &["for-each-ref"]), "");
 }
 
 #[tokio::test]
