@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::{self, Read};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -85,6 +86,20 @@ pub fn build_key(recipe: &Key, commits: &BTreeMap<String, String>) -> Key {
 /// SHA-256 of bytes, as in `files` of [`RecipeInputs`].
 pub fn content_digest(bytes: &[u8]) -> String {
     hexadecimal(&Sha256::digest(bytes))
+}
+
+/// The same of what a reader gives.
+pub(crate) fn stream_digest(mut input: impl Read) -> io::Result<String> {
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        match input.read(&mut buffer) {
+            Ok(0) => return Ok(hexadecimal(&digest.finalize())),
+            Ok(read) => digest.update(&buffer[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn digest(value: &Value) -> Key {

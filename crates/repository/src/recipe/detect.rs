@@ -36,7 +36,7 @@ const LOCK_FILES: &[&str] = &[
 /// Files of the context that a Dockerfile copies by name, beyond which no more are digested.
 const COPIED_LIMIT: usize = 64;
 
-/// Reads the recipe that holds. `workspace` is where the repository will be in the container.
+/// Reads the recipe that holds; blocks on the disk. `workspace` is where the repository will be in the container.
 ///
 /// # Errors
 /// The recipe that holds cannot be read, or asks for something that there is not. A later source is never taken instead.
@@ -183,7 +183,9 @@ fn read_dockerfile(
         if let Ok(copied) = join(context, relative, path)
             && !copied.is_empty()
         {
-            recipe.read_file(tree, &copied)?;
+            // The build copies it, or says why not; here it only tells one image from another.
+            let digest = tree.digest(&copied).unwrap_or_else(|_| Some("unread".into()));
+            recipe.files.extend(digest.map(|digest| (copied, digest)));
         }
     }
     Ok(())

@@ -8,12 +8,12 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
 use super::RecipeError;
-use crate::key::content_digest;
+use crate::key::stream_digest;
 
 /// Bytes of a file that is read as text.
 const TEXT_LIMIT: u64 = 1024 * 1024;
-/// Bytes of a file that is digested: lock files of large projects.
-const DIGEST_LIMIT: u64 = 64 * 1024 * 1024;
+/// Bytes of a file that is digested: lock files, and what a Dockerfile copies by name.
+const DIGEST_LIMIT: u64 = 512 * 1024 * 1024;
 
 /// A checked-out repository. Paths are relative to it, with slashes.
 #[derive(Debug, Clone)]
@@ -32,7 +32,7 @@ impl Tree {
 
     /// The file's text, `None` when there is no such file.
     pub(crate) fn read(&self, path: &str) -> Result<Option<String>, RecipeError> {
-        let Some(bytes) = self.bytes(path, TEXT_LIMIT)? else { return Ok(None) };
+        let Some(bytes) = self.text_bytes(path)? else { return Ok(None) };
         String::from_utf8(bytes).map(Some).map_err(|_| RecipeError::invalid(path, "the file is not UTF-8"))
     }
 
@@ -45,7 +45,15 @@ impl Tree {
 
     /// SHA-256 of a regular file, `None` when the path is none.
     pub(crate) fn digest(&self, path: &str) -> Result<Option<String>, RecipeError> {
-        Ok(self.bytes(path, DIGEST_LIMIT)?.map(|bytes| content_digest(&bytes)))
+        let Some(file) = self.open_file(path)? else { return Ok(None) };
+        let unreadable = |error: io::Error| RecipeError::invalid(path, format!("cannot read: {error}"));
+        if file.metadata().map_err(unreadable)?.len() > DIGEST_LIMIT {
+            return Err(RecipeError::invalid(
+                path,
+                format!("the file is larger than {} MiB", DIGEST_LIMIT >> 20),
+            ));
+        }
+        stream_digest(file.take(DIGEST_LIMIT)).map(Some).map_err(unreadable)
     }
 
     pub(crate) fn is_file(&self, path: &str) -> Result<bool, RecipeError> {
@@ -88,14 +96,17 @@ impl Tree {
         Ok(files)
     }
 
-    fn bytes(&self, path: &str, limit: u64) -> Result<Option<Vec<u8>>, RecipeError> {
+    fn text_bytes(&self, path: &str) -> Result<Option<Vec<u8>>, RecipeError> {
         let Some(file) = self.open_file(path)? else { return Ok(None) };
         let mut bytes = Vec::new();
-        file.take(limit + 1)
+        file.take(TEXT_LIMIT + 1)
             .read_to_end(&mut bytes)
             .map_err(|error| RecipeError::invalid(path, format!("cannot read: {error}")))?;
-        if bytes.len() as u64 > limit {
-            return Err(RecipeError::invalid(path, format!("the file is larger than {} MiB", limit >> 20)));
+        if bytes.len() as u64 > TEXT_LIMIT {
+            return Err(RecipeError::invalid(
+                path,
+                format!("the file is larger than {} MiB", TEXT_LIMIT >> 20),
+            ));
         }
         Ok(Some(bytes))
     }
