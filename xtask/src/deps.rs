@@ -20,6 +20,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sandglass-proxy", &[]),
     ("sandglass-bridge", &[]),
     ("sandglass-ingress", &[]),
+    ("sandglass-repository", &[]),
     ("sandglass-netlink", &[]),
     ("sandglass-egress", &["sandglass-netlink", "sandglass-proxy"]),
     ("sandglass-runtimes", &["sandglass-sandbox", "sandglass-images", "sandglass-shim"]),
@@ -94,6 +95,7 @@ const KERNEL: &[&str] = &[
     "sandglass-agent",
     "sandglass-runtimes",
     "sandglass-images",
+    "sandglass-repository",
     "sandglass-server",
     "sandglass",
 ];

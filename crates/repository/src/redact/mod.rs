@@ -1,0 +1,8 @@
+//! Keeping secrets out of what is shown: known values in a stream of output, and known shapes of tokens in a finished file.
+
+mod forms;
+mod scan;
+mod stream;
+
+pub use scan::{Finding, TokenKind, scan};
+pub use stream::{RedactStream, Redactor, VALUE_MIN};
