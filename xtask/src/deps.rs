@@ -42,7 +42,11 @@ const LAYERS: &[(&str, &[&str])] = &[
         "sandglass-server",
         &[
             "sandglass-api",
+            "sandglass-bridge",
+            "sandglass-builds",
             "sandglass-images",
+            "sandglass-repository",
+            "sandglass-supervise",
             "sandglass-ingress",
             "sandglass-proxy",
             "sandglass-runtimes",
