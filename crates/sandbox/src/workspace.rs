@@ -99,7 +99,8 @@ pub enum Source {
 pub struct Repository {
     /// As the server checked and normalised it, without user information.
     pub url: String,
-    /// Branch, tag or commit, for display and for the name of the branch that is checked out; the remote's default branch when absent.
+    /// The full name of the ref that the server resolved, `refs/heads/main` for one: the branch that is checked out. Absent for a commit,
+    /// which is checked out by itself.
     #[serde(rename = "ref", default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
     /// The full hash that the server resolved the ref to.
@@ -113,7 +114,8 @@ pub struct Repository {
     pub submodules: bool,
     #[serde(default)]
     pub lfs: bool,
-    /// Whether the server has a credential for it. Without one, git asks nobody.
+    /// Whether the server has a credential for it. Without one, git asks nobody. For an address with ssh, the password that the server
+    /// gives is the private key.
     #[serde(default)]
     pub credential: bool,
 }
@@ -454,7 +456,7 @@ mod tests {
             "generation": 3,
             "bridge": { "way": { "url": "http://10.0.0.1:8090" }, "exitOnRevoke": false },
             "source": "image",
-            "repositories": [{ "url": "https://example.com/acme/web.git", "ref": "main", "commit": "0".repeat(40),
+            "repositories": [{ "url": "https://example.com/acme/web.git", "ref": "refs/heads/main", "commit": "0".repeat(40),
                 "path": "/workspace/web", "depth": 1, "submodules": true, "credential": true }],
             "git": { "hosts": ["*.example.com"] },
             "boot": {
