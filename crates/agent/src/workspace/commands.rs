@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 
 use sandglass_bridge::wire::{Command, Outcome};
 use sandglass_supervise::service::ServiceError;
-use serde_json::json;
 use tokio::time::Instant;
 
 use super::{Workspace, link};
@@ -37,7 +36,6 @@ pub(super) fn follow(workspace: &Arc<Workspace>) {
 async fn carry_out(workspace: &Workspace, command: Command) -> Outcome {
     let services = &workspace.services;
     match command {
-        Command::Ping => Outcome::Done(json!({ "generation": workspace.link.generation() })),
         Command::Shutdown { grace_seconds, reason } => {
             journal::note(Level::Info, &format!("workspace: the server ends the box: {reason}"));
             let millis = grace_seconds.saturating_mul(1000).max(1);
@@ -53,7 +51,7 @@ async fn carry_out(workspace: &Workspace, command: Command) -> Outcome {
             let synced = tokio::task::spawn_blocking(rustix::fs::sync).await;
             if synced.is_ok() { Outcome::done() } else { Outcome::failed("SNAPSHOT::QUIESCE", "sync failed") }
         }
-        Command::SnapshotThaw | Command::ExpirationChanged { .. } => Outcome::done(),
+        Command::Ping | Command::SnapshotThaw | Command::ExpirationChanged { .. } => Outcome::done(),
         Command::EnvUpdate { env } => {
             let wrong = |name: &String| name.is_empty() || name.contains(['=', '\0']);
             if let Some(name) = env.reveal().keys().find(|name| wrong(name)) {

@@ -348,7 +348,8 @@ fn an_agent_that_is_superseded_ends_and_one_with_a_new_token_goes_on() {
     std::fs::write(stage.path("workspace.token"), next).unwrap();
     stage.server.expect(2, next);
     let ping = stage.server.command(&wire::Command::Ping);
-    assert_eq!(until(|| stage.server.outcome(&ping)), Outcome::Done(json!({ "generation": 2 })));
+    assert_eq!(until(|| stage.server.outcome(&ping)), Outcome::done());
+    assert_eq!(agent.get("/v1/workspace/bridge/status").json()["generation"], 2);
     // Another box has taken over: nothing of this one has changed.
     stage.server.expect(3, "another");
     assert_eq!(wait(&mut agent).code(), Some(143));

@@ -100,7 +100,7 @@ struct One<'a> {
 
 impl One<'_> {
     async fn bring(&self) -> Result<(), Said> {
-        let url = self.policy.check_url(&self.repository.url).map_err(refused)?;
+        let url = self.policy.check_url(&self.repository.url).map_err(|error| refused(error.at(&*self.repository.url)))?;
         let mut attempt = 1;
         loop {
             // Asked for each time: it may have expired meanwhile.
