@@ -99,7 +99,7 @@ async fn run(mut settings: Settings) -> i32 {
     };
     let Prepared { agent, listener, trust, restarts, exporter, document } = prepared;
     if let Some(document) = document {
-        let _ = agent.workspace.set(Workspace::open(document, &agent).await);
+        let _ = agent.workspace.set(Workspace::open(document, &agent));
     }
     let serving = Serving::start(listener, Arc::clone(&agent));
     let ready = tokio::spawn(readiness::answer(readiness::port(&agent.env)));

@@ -28,6 +28,9 @@ use crate::resolver;
 /// Between looks for a new token, after the old one was refused: whoever replaces it does so around the same time.
 const NEW_TOKEN: Duration = Duration::from_millis(250);
 const NEW_TOKEN_LOOKS: u32 = 8;
+/// Between attempts at what a bridge needs.
+const CONNECT_AGAIN: Duration = Duration::from_secs(1);
+const CONNECT_MOST: Duration = Duration::from_secs(30);
 
 pub(super) struct Link {
     boot: BootId,
@@ -35,7 +38,6 @@ pub(super) struct Link {
     /// Commands of all bridges, one after the other.
     deliver: mpsc::UnboundedSender<Delivered>,
     commands: Mutex<Option<mpsc::UnboundedReceiver<Delivered>>>,
-    attached: watch::Sender<bool>,
     /// No bridge will be there any more.
     over: watch::Sender<bool>,
     leaving: AtomicBool,
@@ -44,13 +46,15 @@ pub(super) struct Link {
 
 struct State {
     generation: u64,
+    /// What is to be reported as soon as there is a bridge.
+    fatal: Option<FatalReport>,
     channel: Channel,
 }
 
 enum Channel {
     Bridge(Handle),
     /// The server asks, or it cannot be reached ever.
-    Ring(Ring),
+    Ring(Box<Ring>),
 }
 
 /// A bridge that goes on.
@@ -63,7 +67,7 @@ struct Running {
 
 impl Link {
     /// Begins to talk to the server. Never fails: what is wrong is in the log, and the box goes on alone.
-    pub(super) async fn open(document: &Document, vitals: Signs) -> Arc<Self> {
+    pub(super) fn open(document: &Document, vitals: Signs) -> Arc<Self> {
         let boot = new_boot();
         let dir = document.workspace.state_dir.join("events");
         let ring = std::fs::create_dir_all(&dir).and_then(|()| Ring::open(&dir, boot.clone()));
@@ -76,32 +80,52 @@ impl Link {
             boot,
             state: Mutex::new(State {
                 generation: document.workspace.generation,
-                channel: Channel::Ring(ring),
+                fatal: None,
+                channel: Channel::Ring(Box::new(ring)),
             }),
             deliver,
             commands: Mutex::new(Some(commands)),
-            attached: watch::Sender::new(false),
             over: watch::Sender::new(false),
             leaving: AtomicBool::new(false),
             vitals,
         });
-        if document.workspace.bridge.way != Way::Pull {
-            match link.connect(document).await {
-                Ok(running) => {
-                    tokio::spawn(Arc::clone(&link).keep(document.clone(), running));
-                }
-                Err(why) => journal::note(Level::Error, &format!("workspace: no bridge: {why}")),
-            }
+        let way = &document.workspace.bridge.way;
+        if *way != Way::Pull {
+            let known = literal(way).map(|address| link.connect(document, address));
+            let (link, document) = (Arc::clone(&link), document.clone());
+            tokio::spawn(async move {
+                let running = match known {
+                    Some(Ok(running)) => running,
+                    _ => link.connect_at_last(&document).await,
+                };
+                link.keep(document, running).await;
+            });
         }
         link
     }
 
+    /// Tries until there is a bridge: the name of the server may not be known yet, or its token not be there.
+    async fn connect_at_last(&self, document: &Document) -> Running {
+        let mut wait = CONNECT_AGAIN;
+        loop {
+            let connected = match address(&document.workspace.bridge.way).await {
+                Ok(address) => self.connect(document, address),
+                Err(why) => Err(why),
+            };
+            match connected {
+                Ok(running) => return running,
+                Err(why) => journal::note(Level::Error, &format!("workspace: no bridge yet: {why}")),
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(CONNECT_MOST);
+        }
+    }
+
     /// Starts a bridge over the events that are there.
-    async fn connect(&self, document: &Document) -> Result<Running, String> {
+    fn connect(&self, document: &Document, address: Address) -> Result<Running, String> {
         let workspace = &document.workspace;
         let sandbox: SandboxId = workspace.sandbox_id.to_string().parse().map_err(|e| format!("{e}"))?;
         let token = document.token().map_err(|error| error.to_string())?;
-        let address = address(&workspace.bridge.way).await?;
         let transport = HttpTransport::new(address, &sandbox, workspace.generation, &token)
             .map_err(|error| error.to_string())?;
         let identity = Identity {
@@ -115,6 +139,9 @@ impl Link {
         let mut state = self.state();
         let ring = state.channel.take(&self.boot);
         let bridge = Bridge::start(config, transport, ring, self.vitals.clone());
+        if let Some(report) = state.fatal.take() {
+            bridge.handle.fatal(report);
+        }
         state.channel = Channel::Bridge(bridge.handle);
         state.generation = workspace.generation;
         Ok(Running { token, notices: bridge.notices, commands: bridge.commands, task: bridge.task })
@@ -139,20 +166,15 @@ impl Link {
     async fn keep_until_revoked(&self, mut document: Document, mut running: Running) -> Option<Refusal> {
         loop {
             let ending = self.follow(&document, &mut running).await;
-            self.attached.send_replace(false);
             let Ending::Revoked(refusal) = ending else { return None };
             if self.leaving.load(Ordering::Relaxed) {
                 return Some(refusal);
             }
             if let Some(newer) = newer(&document, &running.token).await {
-                match self.connect(&newer).await {
-                    Ok(next) => {
-                        journal::note(Level::Info, "workspace: a new token of the server is in use");
-                        (document, running) = (newer, next);
-                        continue;
-                    }
-                    Err(why) => journal::note(Level::Error, &format!("workspace: no bridge: {why}")),
-                }
+                journal::note(Level::Info, "workspace: the server has given this box a new token");
+                running = self.connect_at_last(&newer).await;
+                document = newer;
+                continue;
             }
             return Some(refusal);
         }
@@ -167,13 +189,9 @@ impl Link {
         loop {
             tokio::select! {
                 Some(notice) = notices.recv() => match notice {
-                    Notice::Attached(_) => {
-                        waiting = false;
-                        self.attached.send_replace(true);
-                    }
+                    Notice::Attached(_) => waiting = false,
                     Notice::Detached => {
-                        self.attached.send_replace(false);
-                        journal::note(Level::Warning, "workspace: the server is out of reach");
+                                    journal::note(Level::Warning, "workspace: the server is out of reach");
                     }
                     Notice::Rejected { lane, status } => {
                         journal::note(Level::Warning, &format!("workspace: the server answered {status} to {lane:?}"));
@@ -217,8 +235,10 @@ impl Link {
     }
 
     pub(super) fn fatal(&self, report: FatalReport) {
-        if let Channel::Bridge(handle) = &self.state().channel {
-            handle.fatal(report);
+        let mut state = self.state();
+        match &state.channel {
+            Channel::Bridge(handle) => handle.fatal(report),
+            Channel::Ring(_) => state.fatal = Some(report),
         }
     }
 
@@ -253,10 +273,6 @@ impl Link {
         &self.vitals
     }
 
-    pub(super) fn attached(&self) -> watch::Receiver<bool> {
-        self.attached.subscribe()
-    }
-
     /// Ends the channel when everything is delivered, or when the time is over.
     pub(super) async fn close(&self, limit: Duration) {
         self.leaving.store(true, Ordering::Relaxed);
@@ -277,7 +293,7 @@ impl Channel {
         let empty = Ring::in_memory(boot.clone());
         match self {
             Channel::Bridge(handle) => handle.with_ring(|ring| std::mem::replace(ring, empty)),
-            Channel::Ring(ring) => std::mem::replace(ring, empty),
+            Channel::Ring(ring) => std::mem::replace(&mut **ring, empty),
         }
     }
 }
@@ -302,21 +318,27 @@ async fn newer(before: &Document, refused: &Secret<String>) -> Option<Document> 
     None
 }
 
-async fn address(way: &Way) -> Result<Address, String> {
+/// An address that nobody has to be asked for.
+fn literal(way: &Way) -> Option<Address> {
     match way {
-        Way::Socket(path) => Ok(Address::Unix(path.clone())),
-        Way::Url(url) => {
-            if let Ok(address) = url.parse() {
-                return Ok(address);
-            }
-            let rest = url.strip_prefix("http://").unwrap_or(url).trim_end_matches('/');
-            let (host, port) = rest.rsplit_once(':').ok_or_else(|| format!("{url} has no port"))?;
-            let port: u16 = port.parse().map_err(|_| format!("{url} has no port"))?;
-            let ip = resolver::resolve(host).await.ok_or_else(|| format!("{host} has no address"))?;
-            Ok(Address::Tcp((ip, port).into()))
-        }
-        Way::Pull => Err("the server asks".into()),
+        Way::Socket(path) => Some(Address::Unix(path.clone())),
+        Way::Url(url) => url.parse().ok(),
+        Way::Pull => None,
     }
+}
+
+async fn address(way: &Way) -> Result<Address, String> {
+    if let Some(address) = literal(way) {
+        return Ok(address);
+    }
+    let Way::Url(url) = way else { return Err("the server asks".into()) };
+    let named = url.strip_prefix("http://").and_then(|rest| rest.trim_end_matches('/').rsplit_once(':'));
+    let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port != 0);
+    let Some((host, port)) = named.and_then(|(host, text)| Some((host, port(text)?))) else {
+        return Err(format!("{url} is not http://host:port"));
+    };
+    let ip = resolver::resolve(host).await.ok_or_else(|| format!("{host} has no address"))?;
+    Ok(Address::Tcp((ip, port).into()))
 }
 
 /// This process is PID 1 or ends with the box: each of its lives is a boot of its own.

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sandglass_sandbox::workspace::Way;
+
 use super::Workspace;
 
 /// Read at a time.
@@ -12,7 +14,7 @@ const PIECE: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) fn follow(workspace: &Arc<Workspace>) {
-    if workspace.link.handle().is_none() {
+    if workspace.document.workspace.bridge.way == Way::Pull {
         // A server that asks reads the logs where they are.
         return;
     }
@@ -25,6 +27,10 @@ pub(super) fn follow(workspace: &Arc<Workspace>) {
         let mut sent: BTreeMap<String, u64> = ends.map(|(end, name)| (name, end)).collect();
         while changed.changed().await.is_ok() {
             changed.borrow_and_update();
+            if workspace.link.handle().is_none() {
+                // There is no bridge yet; what was written is still there when there is.
+                continue;
+            }
             for source in logs.sources() {
                 let next = sent.entry(source.clone()).or_default();
                 while let Ok(batch) = logs.read(&source, *next, PIECE)

@@ -72,7 +72,7 @@ struct Shared {
 
 impl Workspace {
     /// Takes a document in use: opens logs and ring, and begins to talk to the server.
-    pub async fn open(document: Document, agent: &Arc<Agent>) -> Arc<Self> {
+    pub fn open(document: Document, agent: &Arc<Agent>) -> Arc<Self> {
         let shared = Arc::new(Shared::default());
         let state = &document.workspace.state_dir;
         let logs = Logs::open(&state.join("logs"), Default::default()).unwrap_or_else(|error| {
@@ -80,7 +80,7 @@ impl Workspace {
             Logs::nowhere()
         });
         let vitals = vitals::Signs::new(agent, Arc::clone(&shared));
-        let link = Link::open(&document, vitals).await;
+        let link = Link::open(&document, vitals);
         let spawn = Arc::new(processes::Processes::new(Arc::clone(agent), Arc::clone(&shared)));
         let events = Arc::new(events::ToServer::new(Arc::clone(&link)));
         let mut ports = Ports::new(spawn, logs, Arc::new(document.filter()), events);

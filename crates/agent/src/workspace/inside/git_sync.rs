@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use sandglass_bridge::wire::GitCredentialRequest;
 use sandglass_repository::git::{Checkout, Control, FailureClass, Git, GitError, Progress, Remote, Settings};
-use sandglass_repository::{Credential, HostAllowList, Policy, RepositoryUrl, Scheme, Secret, WorkspaceRoot};
+use sandglass_repository::{
+    Credential, HostAllowList, Policy, RepositoryUrl, Scheme, Secret, SpecError, WorkspaceRoot,
+};
 use sandglass_sandbox::workspace::{Repository, Source, Workspace};
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
@@ -100,7 +102,9 @@ struct One<'a> {
 
 impl One<'_> {
     async fn bring(&self) -> Result<(), Said> {
-        let url = self.policy.check_url(&self.repository.url).map_err(|error| refused(error.at(&*self.repository.url)))?;
+        let url = &self.repository.url;
+        let wrong = |error: SpecError| refused(format!("{url}: {}", error.message));
+        let url = self.policy.check_url(url).map_err(wrong)?;
         let mut attempt = 1;
         loop {
             // Asked for each time: it may have expired meanwhile.
