@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sandglass_agent::accounts::{Accounts, Identity};
+use sandglass_agent::activity::Gauge;
 use sandglass_agent::binding::{Binding, Restart};
 use sandglass_agent::bootstrap;
 use sandglass_agent::code::{Contexts, readiness};
@@ -27,6 +28,7 @@ use sandglass_agent::session::Sessions;
 use sandglass_agent::settings::{Settings, Start};
 use sandglass_agent::telemetry::{self, Telemetry};
 use sandglass_agent::trust::Trust;
+use sandglass_agent::workspace::{self, Document, Workspace};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -35,6 +37,9 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect();
     if args.get(1).is_some_and(|word| word == inside::WORD) {
         return inside::run();
+    }
+    if let Some(code) = args.get(1..).and_then(workspace::inside::run) {
+        return code;
     }
     let settings = match Settings::load(&args) {
         Ok(Start::Serve(settings)) => *settings,
@@ -92,10 +97,16 @@ async fn run(mut settings: Settings) -> i32 {
         Ok(prepared) => prepared,
         Err(why) => return status.failed(&why),
     };
-    let Prepared { agent, listener, trust, restarts, exporter } = prepared;
+    let Prepared { agent, listener, trust, restarts, exporter, document } = prepared;
+    if let Some(document) = document {
+        let _ = agent.workspace.set(Workspace::open(document, &agent));
+    }
     let serving = Serving::start(listener, Arc::clone(&agent));
     let ready = tokio::spawn(readiness::answer(readiness::port(&agent.env)));
     let code = live(&agent, &settings, trust.as_ref(), &mut status, restarts).await;
+    if let Some(workspace) = agent.workspace.get() {
+        workspace.take_leave().await;
+    }
     serving.stop(settings.grace).await;
     if let Some(exporter) = exporter {
         exporter.abort();
@@ -125,6 +136,7 @@ struct Prepared {
     trust: Option<Trust>,
     restarts: mpsc::Receiver<Restart>,
     exporter: Option<JoinHandle<()>>,
+    document: Option<Document>,
 }
 
 async fn prepare(settings: &mut Settings) -> Result<Prepared, NotStarted> {
@@ -140,6 +152,10 @@ async fn prepare(settings: &mut Settings) -> Result<Prepared, NotStarted> {
         NotStarted::entrypoint(format!("working directory {cwd} cannot be used: {error}"))
     })?;
     create_env_file(&settings.env_file, &identity);
+    let document = find_document(settings)?;
+    if let Some(document) = &document {
+        workspace::export(document, &mut env);
+    }
     let listener = match settings.listener.take() {
         Some(listener) => listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener)),
         None => serve::bind(settings.port),
@@ -191,8 +207,11 @@ async fn prepare(settings: &mut Settings) -> Result<Prepared, NotStarted> {
         contexts: Contexts::default(),
         isolated,
         confined_to: Vec::new(),
+        runs: Gauge::default(),
+        proxied: Gauge::default(),
+        workspace: OnceLock::new(),
     };
-    Ok(Prepared { agent: Arc::new(agent), listener, trust, restarts, exporter })
+    Ok(Prepared { agent: Arc::new(agent), listener, trust, restarts, exporter, document })
 }
 
 /// From "accepting" to the end of the box.
@@ -225,6 +244,14 @@ async fn live(
             1
         }
     }
+}
+
+/// What makes the box a workspace. Its boot ends with an entrypoint, so an agent that is no init takes no notice.
+fn find_document(settings: &Settings) -> Result<Option<Document>, NotStarted> {
+    if !settings.init {
+        return Ok(None);
+    }
+    Document::find(settings.workspace.as_deref()).map_err(NotStarted::agent)
 }
 
 /// Where a script left the working directory.

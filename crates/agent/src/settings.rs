@@ -91,6 +91,8 @@ pub struct Settings {
     pub log_level: u8,
     pub log_file: Option<PathBuf>,
     pub clone3: Compat,
+    /// The document of the workspace, where it is not in its usual place.
+    pub workspace: Option<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -127,6 +129,7 @@ struct Flags {
     startup_report: Option<PathBuf>,
     grace: Option<Duration>,
     log_level: Option<u8>,
+    workspace: Option<PathBuf>,
 }
 
 impl Settings {
@@ -193,6 +196,7 @@ impl Settings {
             log_level: DEFAULT_LOG_LEVEL,
             log_file: None,
             clone3: Compat::Off,
+            workspace: None,
         })
     }
 
@@ -241,6 +245,7 @@ impl Settings {
             log_level: flags.log_level.unwrap_or(DEFAULT_LOG_LEVEL),
             log_file: text("EXECD_LOG_FILE").map(PathBuf::from),
             clone3: Compat::parse(&clone3).ok_or_else(|| wrong("EXECD_CLONE3_COMPAT"))?,
+            workspace: flags.workspace,
         })
     }
 }
@@ -326,6 +331,7 @@ fn parse_flags(args: &[String]) -> Result<Flags, SettingsError> {
         match name {
             "port" => flags.port = Some(value.parse().map_err(|_| number())?),
             "access-token" => flags.token = Some(value).filter(|t| !t.is_empty()),
+            "workspace" => flags.workspace = Some(value.into()),
             "isolation-config" => flags.isolation_config = Some(value.into()),
             "boot-fd" => flags.boot_fd = Some(value.parse().map_err(|_| number())?),
             "jupyter-host" => flags.jupyter.push(("JUPYTER_HOST", value)),

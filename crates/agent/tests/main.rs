@@ -4,6 +4,8 @@
 
 mod support;
 
+#[path = "support/bridge_server.rs"]
+mod bridge_server;
 #[path = "support/code.rs"]
 mod code;
 #[path = "support/commands.rs"]
@@ -42,3 +44,5 @@ mod surface;
 mod telemetry;
 #[path = "support/terminals.rs"]
 mod terminals;
+#[path = "support/workspace.rs"]
+mod workspace;

@@ -12,6 +12,7 @@ pub mod schedule;
 pub mod snapshot;
 pub mod spec;
 pub mod time;
+pub mod workspace;
 
 pub use ids::{ImageBuildId, ImageId, PrebuildId, SandboxId, SnapshotId};
 pub use time::{Clock, SystemClock, Timestamp};

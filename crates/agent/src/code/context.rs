@@ -252,6 +252,7 @@ impl Keeper {
         if self.kernel.is_none() {
             flow = self.restart(&agent, &mut client).await;
         }
+        let _in_use = agent.runs.hold();
         drop(agent);
         let (run, waiting) = match &mut self.kernel {
             Some(kernel) => {

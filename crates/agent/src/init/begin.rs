@@ -15,6 +15,7 @@ use crate::hooks::{periodic, run};
 use crate::http::router::Agent;
 use crate::journal::{self, Level};
 use crate::trust::Trust;
+use crate::workspace::Begun;
 
 /// The entrypoint could not be started: what a shell answers for a missing program.
 pub const NOT_STARTED: i32 = 127;
@@ -54,25 +55,39 @@ impl Begin<'_> {
         if let Some(trust) = self.trust {
             trust.ahead();
         }
-        if self.trust.is_some() || self.hooks.pre_start.is_some() {
+        let workspace = self.agent.workspace.get();
+        if self.trust.is_some() || self.hooks.pre_start.is_some() || workspace.is_some() {
             self.status.accepting();
         }
         if let Some(trust) = self.trust {
             trust.arrive(self.agent).await;
             tokio::spawn(trust.clone().watch(Arc::clone(self.agent)));
         }
-        if let Some(hook) = &self.hooks.pre_start {
-            let report = Report(self.report.map(Path::to_owned));
-            report.say(&format!("running {}", hook.timeout().as_secs()));
-            let ran = run::run(self.agent, &hook.command, hook.timeout()).await;
-            report.say(if ran.is_ok() { "done 0" } else { "done 1" });
-            ran.map_err(|failed| NotStarted { phase: "preStart", message: failed.to_string(), code: 1 })?;
-        }
-        let entrypoint = Entrypoint::start(self.agent, self.argv).map_err(NotStarted::entrypoint)?;
+        let entrypoint = match workspace {
+            Some(workspace) => match workspace.boot(self.agent, self.argv, self.hooks).await {
+                Begun::Ready(entrypoint) => entrypoint,
+                Begun::Failed(why) => return Err(why),
+                // Whoever ends the box does not wait for an entrypoint.
+                Begun::Cancelled => return Ok(None),
+            },
+            None => {
+                self.pre_start().await?;
+                Entrypoint::start(self.agent, self.argv).map_err(NotStarted::entrypoint)?
+            }
+        };
         self.status.started();
         self.agent.binding.started();
         periodic::begin(self.agent, &self.hooks.periodic);
         Ok(entrypoint)
+    }
+
+    async fn pre_start(&self) -> Result<(), NotStarted> {
+        let Some(hook) = &self.hooks.pre_start else { return Ok(()) };
+        let report = Report(self.report.map(Path::to_owned));
+        report.say(&format!("running {}", hook.timeout().as_secs()));
+        let ran = run::run(self.agent, &hook.command, hook.timeout()).await;
+        report.say(if ran.is_ok() { "done 0" } else { "done 1" });
+        ran.map(drop).map_err(|failed| NotStarted { phase: "preStart", message: failed.to_string(), code: 1 })
     }
 }
 

@@ -4,6 +4,7 @@
 //! Invariant: the agent's own token never reaches the target.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{CONNECTION, HeaderName, HeaderValue, UPGRADE};
@@ -14,6 +15,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::activity::Held;
 use crate::http::body::Body;
 use crate::http::reply::{self, Code, Failure, Reply};
 use crate::http::router::TOKEN_HEADER;
@@ -37,7 +39,8 @@ fn split(uri: &Uri) -> Option<(&str, String)> {
     Some((port, format!("/{path}{query}")))
 }
 
-pub async fn forward(mut request: Request<Incoming>, peer: SocketAddr) -> Reply {
+/// `held` is let go when the connection to the port ends.
+pub async fn forward(mut request: Request<Incoming>, peer: SocketAddr, held: Held) -> Reply {
     let Some((port, target)) = split(request.uri()).filter(|(port, _)| !port.is_empty()) else {
         return reply::text(StatusCode::BAD_REQUEST, "port is required");
     };
@@ -55,7 +58,7 @@ pub async fn forward(mut request: Request<Incoming>, peer: SocketAddr) -> Reply 
     };
     *request.uri_mut() = target;
     *request.version_mut() = http::Version::HTTP_11;
-    match exchange(request, port, peer).await {
+    match exchange(request, port, peer, held).await {
         Ok(reply) => reply,
         Err(_) => reply::text(StatusCode::BAD_GATEWAY, "Bad Gateway"),
     }
@@ -65,6 +68,7 @@ async fn exchange(
     mut request: Request<Incoming>,
     port: u16,
     peer: SocketAddr,
+    held: Held,
 ) -> Result<Reply, Box<dyn std::error::Error + Send + Sync>> {
     let upgrade = request.headers().get(UPGRADE).cloned();
     let client = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
@@ -74,13 +78,20 @@ async fn exchange(
     let _ = stream.set_nodelay(true);
     let (mut sender, connection) =
         http1::Builder::new().preserve_header_case(true).handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection.with_upgrades());
+    let held = Arc::new(held);
+    let connected = Arc::clone(&held);
+    tokio::spawn(async move {
+        // Its error is also that of the exchange.
+        let _ = connection.with_upgrades().await;
+        drop(connected);
+    });
     let mut response = sender.send_request(request).await?;
 
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let server = hyper::upgrade::on(&mut response);
         if let Some(client) = client {
             tokio::spawn(async move {
+                let _held = held;
                 if let (Ok(client), Ok(server)) = tokio::join!(client, server) {
                     let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
                     // Either side may hang up at any time; that is the normal end.

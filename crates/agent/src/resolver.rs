@@ -14,7 +14,7 @@ const MAX_SERVERS: usize = 3;
 const MAX_NAMES: usize = 6;
 const DNS_PORT: u16 = 53;
 
-pub(super) async fn resolve(host: &str) -> Option<IpAddr> {
+pub(crate) async fn resolve(host: &str) -> Option<IpAddr> {
     if let Ok(address) = host.trim_matches(['[', ']']).parse() {
         return Some(address);
     }
