@@ -15,22 +15,45 @@
 //!
 //! After a restart [`Builds::release_absent`] is told which sandboxes there are.
 
+mod archive;
+mod attempt;
+mod copy;
+mod dockerfile;
+mod engine;
+mod git;
+pub mod inside;
+mod instructions;
+mod locate;
+mod orders;
+mod prebuilds;
+mod redaction;
+mod sanitise;
+mod set_up;
+mod start;
+mod vault;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use sandglass_builds::logs::DiskLogs;
 pub use sandglass_builds::{
-    build::{Cause, CauseKind, ImageBuild},
+    build::{BuildState, Cause, CauseKind, ImageBuild, Origin},
+    decide::removal::Insistence,
     driver::{BuildError, Ended},
-    image::Image,
+    image::{Image, ImageState},
     key::TagName,
-    ports::{ResolveError, ResolveErrorKind},
+    logs::{Follower, Piece, Until},
+    ports::{BuildFilter, BuildStore, ImageFilter, LogError, ResolveError, ResolveErrorKind},
+    prebuild::Prebuild,
     submission::{Fit, Joined, Match, Policy, Refusal, Secret, Submitted},
 };
 use sandglass_repository::{
-    RepositorySpec, Source, SpecError,
+    Source,
     recipe::{Recipe, RecipeRequest},
 };
-use sandglass_sandbox::{ImageBuildId, ImageId, SandboxId};
-use tokio_util::sync::CancellationToken;
+
+pub use orders::{Order, Want, reason};
+pub use prebuilds::{PrebuildSource, Webhook};
+pub use start::{Parts, StartError};
 
 /// The builds of this server. Cheap to clone.
 #[derive(Clone)]
@@ -38,22 +61,22 @@ pub struct Builds {
     inner: Arc<Inner>,
 }
 
-struct Inner {
-    driver: sandglass_builds::Builds,
+impl std::fmt::Debug for Builds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Builds")
+    }
 }
 
-/// A repository as a source of an image.
-#[derive(Debug, Clone)]
-pub struct Order {
-    /// The tenant's namespace; `None` on a server without tenants.
-    pub namespace: Option<String>,
-    /// As [`Builds::check`] answered it, credentials included.
-    pub source: Source,
-    pub recipe: RecipeRequest,
-    /// Known to the build's steps alone, by the name of their variable.
-    pub secrets: BTreeMap<String, Secret>,
-    /// `linux/amd64`; that of the machine when absent.
-    pub platform: Option<String>,
+struct Inner {
+    driver: sandglass_builds::Builds,
+    store: Arc<dyn BuildStore>,
+    logs: Arc<DiskLogs>,
+    locator: Arc<locate::Locator>,
+    policy: sandglass_repository::Policy,
+    timeout: Duration,
+    max_timeout: Duration,
+    /// Secrets of webhooks, one file a prebuild.
+    webhooks: prebuilds::WebhookSecrets,
 }
 
 /// One repository whose commit is known.
@@ -85,117 +108,34 @@ pub struct Located {
     namespace: Option<String>,
 }
 
-/// Under which conditions a sandbox wants an image; `imageBuild` of a request.
-#[derive(Debug, Clone)]
-pub struct Want {
-    pub policy: Policy,
-    pub fit: Match,
-    pub tag: Option<TagName>,
-    /// How long all attempts of a build together may take; the configured time when absent.
-    pub timeout: Option<Duration>,
-}
-
-/// The stable word for a source that could not be located, as in `status.reason`.
-pub fn reason(kind: ResolveErrorKind) -> &'static str {
-    match kind {
-        ResolveErrorKind::Unreachable => "repository_unreachable",
-        ResolveErrorKind::AuthFailed => "repository_auth_failed",
-        ResolveErrorKind::RefNotFound => "ref_not_found",
-        ResolveErrorKind::InvalidRecipe => "image_build_failed",
-    }
-}
-
 impl Builds {
-    /// Checks everything about a repository that needs neither network nor disk.
-    ///
-    /// # Errors
-    /// The first field that is refused, with its code.
-    pub fn check(&self, _repository: &RepositorySpec) -> Result<Source, SpecError> {
-        todo!()
+    /// The rows, for lists.
+    pub fn store(&self) -> &Arc<dyn BuildStore> {
+        &self.inner.store
     }
 
-    /// Asks the remotes for the commits, reads the recipe at them, and computes the keys. Takes as long as the remotes do, bounded by
-    /// `builds.resolve_timeout`.
-    ///
-    /// # Errors
-    /// The kind says why, the message is fit for the user.
-    pub async fn locate(&self, _order: &Order, _cancel: &CancellationToken) -> Result<Located, ResolveError> {
-        todo!()
+    /// The logs.
+    pub fn logs(&self) -> &Arc<DiskLogs> {
+        &self.inner.logs
     }
 
-    /// Finds the sandbox an image, or a build to wait for. The image is held for the sandbox, or the sandbox is among the build's waiters, when
-    /// this returns; asking again is harmless.
-    ///
-    /// # Errors
-    /// [`BuildError::Refused`] when the conditions cannot be met ([`Refusal::NotCached`] is `IMAGE::NOT_CACHED`), or the store fails.
-    pub async fn submit(
-        &self,
-        located: &Located,
-        want: &Want,
-        waiter: SandboxId,
-    ) -> Result<Submitted, BuildError> {
-        let _ = (located, want, waiter, &located.namespace);
-        todo!()
+    /// The orchestration, for what this handle adds nothing to.
+    pub fn driver(&self) -> &sandglass_builds::Builds {
+        &self.inner.driver
     }
 
-    /// Waits for the end of a build: its image, or why there is none.
-    ///
-    /// # Errors
-    /// When there is no such build, the store fails, or the server stops.
-    pub async fn wait(&self, build: ImageBuildId) -> Result<Ended, BuildError> {
-        self.inner.driver.wait(build).await
-    }
-
-    /// The build as the store has it.
-    ///
-    /// # Errors
-    /// When there is none, or the store fails.
-    pub async fn build(&self, build: ImageBuildId) -> Result<ImageBuild, BuildError> {
-        self.inner.driver.build(build).await
-    }
-
-    /// The sandbox does not wait for the build any more, and does not need its image.
-    ///
-    /// # Errors
-    /// When there is no such build, or the store fails.
-    pub async fn leave(&self, build: ImageBuildId, waiter: SandboxId) -> Result<(), BuildError> {
-        self.inner.driver.leave(build, &waiter.to_string()).await
-    }
-
-    /// The sandbox does not need the image any more.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub async fn release(&self, image: ImageId, holder: SandboxId) -> Result<(), BuildError> {
-        self.inner.driver.release(image, &holder.to_string()).await
-    }
-
-    /// A sandbox was made of the image.
-    ///
-    /// # Errors
-    /// When there is no such image, or the store fails.
-    pub async fn served(&self, image: ImageId) -> Result<(), BuildError> {
-        self.inner.driver.served(image).await
-    }
-
-    /// The runtime refused to make a sandbox of the image. Twice in a row, and nobody is given it any more: submit again for another one.
-    ///
-    /// # Errors
-    /// When there is no such image, or the store fails.
-    pub async fn refused(&self, image: ImageId) -> Result<Image, BuildError> {
-        self.inner.driver.refused(image).await
-    }
-
-    /// Takes away every waiter and holder that is no sandbox (any more). Called once the sandboxes were recovered.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub async fn release_absent(&self, present: impl Fn(SandboxId) -> bool + Sync) -> Result<(), BuildError> {
-        self.inner.driver.release_absent(|holder| holder.parse().is_ok_and(&present)).await
+    /// The longest time that a request may give a build.
+    pub fn max_timeout(&self) -> Duration {
+        self.inner.max_timeout
     }
 
     /// Stops working and returns when nothing runs any more. Builds that were under way are begun again by the next server.
     pub async fn shut(&self) {
         self.inner.driver.shut().await;
     }
+}
+
+/// An order without secrets, as prebuilds keep it.
+fn plain_order(namespace: Option<String>, source: Source, recipe: RecipeRequest) -> Order {
+    Order { namespace, source, recipe, secrets: BTreeMap::new(), platform: None }
 }
