@@ -247,6 +247,9 @@ mod tests {
         for (path, text) in files {
             let mut header = tar::Header::new_gnu();
             header.set_mode(0o644);
+            header.set_uid(0);
+            header.set_gid(0);
+            header.set_mtime(0);
             header.set_size(text.len() as u64);
             builder.append_data(&mut header, path, text.as_bytes()).unwrap();
         }

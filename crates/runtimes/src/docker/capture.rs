@@ -119,12 +119,7 @@ fn local(name: &str, image: ImageInspect) -> LocalImage {
 
 #[async_trait]
 impl Captures for DockerRuntime {
-    async fn capture(
-        &self,
-        id: SandboxId,
-        name: &str,
-        config: &RunConfig,
-    ) -> Result<Captured, RuntimeError> {
+    async fn capture(&self, id: SandboxId, name: &str, config: &RunConfig) -> Result<Captured, RuntimeError> {
         self.shared.commit(id, name, config).await?;
         let image = self.shared.local(name).await?;
         let image = image.ok_or_else(|| failed(PHASE, "the engine made it, and has no such image"))?;

@@ -106,12 +106,7 @@ fn leave_out(spec: &BoxSpec) -> Vec<PathBuf> {
 
 #[async_trait]
 impl Captures for EmbeddedRuntime {
-    async fn capture(
-        &self,
-        id: SandboxId,
-        name: &str,
-        config: &RunConfig,
-    ) -> Result<Captured, RuntimeError> {
+    async fn capture(&self, id: SandboxId, name: &str, config: &RunConfig) -> Result<Captured, RuntimeError> {
         let shared = self.shared.clone();
         let (spec, base) = shared.known(id)?;
         // Nothing is written while it is read.

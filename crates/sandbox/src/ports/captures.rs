@@ -49,12 +49,7 @@ pub trait Captures: Send + Sync + 'static {
     /// that name is replaced.
     ///
     /// `Unavailable` only if nothing was done.
-    async fn capture(
-        &self,
-        id: SandboxId,
-        name: &str,
-        config: &RunConfig,
-    ) -> Result<Captured, RuntimeError>;
+    async fn capture(&self, id: SandboxId, name: &str, config: &RunConfig) -> Result<Captured, RuntimeError>;
 
     /// The local image of this name or reference; `None` only if there surely is none.
     async fn find(&self, name: &str) -> Result<Option<LocalImage>, RuntimeError>;

@@ -96,6 +96,7 @@ impl Archive {
         header.set_uid(u64::from(uid));
         header.set_gid(u64::from(gid));
         header.set_mode(dress.mode.unwrap_or(0o644));
+        header.set_mtime(0);
         header.set_size(text.len() as u64);
         let target = target.strip_prefix("/").unwrap_or(target);
         self.builder.append_data(&mut header, target, text.as_bytes())

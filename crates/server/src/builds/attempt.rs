@@ -57,8 +57,7 @@ pub(super) struct Workshop {
 pub(super) fn sandbox_id(build: ImageBuildId, attempt: u32, number: usize) -> SandboxId {
     let digest = Sha256::digest(format!("build sandbox {build} {attempt} {number}"));
     let hex: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    let text =
-        format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+    let text = format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
     // Every text of this form is an id.
     text.parse().unwrap_or_else(|_| SandboxId::random())
 }
@@ -84,7 +83,11 @@ fn of_inside(error: InsideError) -> EngineError {
 }
 
 /// A step of the user's that failed.
-pub(super) fn user_failure(step: StepName, exit_code: Option<i32>, message: impl Into<String>) -> EngineError {
+pub(super) fn user_failure(
+    step: StepName,
+    exit_code: Option<i32>,
+    message: impl Into<String>,
+) -> EngineError {
     EngineError::User(UserFailure { step, exit_code, message: message.into() })
 }
 
@@ -100,7 +103,8 @@ impl SandboxEngine {
         })
         .await?;
         let local = self.captures.find(image).await.map_err(of_runtime)?;
-        let local = local.ok_or_else(|| EngineError::transient(format!("the image {image} is gone again")))?;
+        let local =
+            local.ok_or_else(|| EngineError::transient(format!("the image {image} is gone again")))?;
         let now = self.clock.now();
         let metadata = [
             (ROLE.0.to_owned(), ROLE.1.to_owned()),
@@ -168,8 +172,7 @@ impl SandboxEngine {
             drop(output);
             code
         };
-        let (code, ()) =
-            self.uncancelled(job, async { Ok(tokio::join!(running, writing)) }).await?;
+        let (code, ()) = self.uncancelled(job, async { Ok(tokio::join!(running, writing)) }).await?;
         code.map_err(of_inside)
     }
 
@@ -254,7 +257,11 @@ impl SandboxEngine {
     }
 
     /// Removes every sandbox of the attempt, also those that another server made.
-    pub(super) async fn remove_sandboxes(&self, build: ImageBuildId, attempt: u32) -> Result<(), EngineError> {
+    pub(super) async fn remove_sandboxes(
+        &self,
+        build: ImageBuildId,
+        attempt: u32,
+    ) -> Result<(), EngineError> {
         // One that is being made is in no list.
         let first = sandbox_id(build, attempt, 0);
         self.runtime.remove(first, std::time::Duration::ZERO).await.map_err(of_runtime)?;
@@ -279,4 +286,3 @@ fn token() -> String {
 pub(super) fn folder(scratch: &Path, number: usize) -> PathBuf {
     scratch.join(format!("checkout-{number}"))
 }
-

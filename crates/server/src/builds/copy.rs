@@ -89,9 +89,7 @@ impl Ground {
             }
             paths = next;
         }
-        paths.retain(|path| {
-            self.keeps(path) && fs::symlink_metadata(self.root.join(path)).is_ok()
-        });
+        paths.retain(|path| self.keeps(path) && fs::symlink_metadata(self.root.join(path)).is_ok());
         if paths.is_empty() {
             return Err(CopyError::Asked(format!("there is no {pattern:?}, or it is left out")));
         }
@@ -149,8 +147,7 @@ fn components(path: &str) -> Result<Vec<String>, CopyError> {
 /// The folder of a pattern above its first name with a wildcard, without slashes at the ends.
 pub(super) fn fixed_part(pattern: &str) -> Result<String, CopyError> {
     let names = components(pattern)?;
-    let fixed: Vec<String> =
-        names.into_iter().take_while(|name| !name.contains(['*', '?', '['])).collect();
+    let fixed: Vec<String> = names.into_iter().take_while(|name| !name.contains(['*', '?', '['])).collect();
     Ok(fixed.join("/"))
 }
 
@@ -218,12 +215,19 @@ mod tests {
         assert_eq!(packed(&ground, &["a.txt"], "/app/x", false), ["app/x"]);
         assert_eq!(packed(&ground, &["a.txt"], "/app/", false), ["app/a.txt"]);
         assert_eq!(packed(&ground, &["a.txt"], "/app", true), ["app/a.txt"]);
-        assert_eq!(packed(&ground, &["/src"], "/app", false), ["app", "app/deep", "app/deep/x.rs", "app/main.rs"]);
+        assert_eq!(
+            packed(&ground, &["/src"], "/app", false),
+            ["app", "app/deep", "app/deep/x.rs", "app/main.rs"]
+        );
         assert_eq!(packed(&ground, &["*.txt"], "/app/", false), ["app/a.txt"]);
         assert_eq!(packed(&ground, &["s*c/m*.rs"], "/app/", false), ["app/main.rs"]);
-        for (sources, destination) in
-            [(&["../a"][..], "/"), (&["out/passwd"], "/"), (&["none"], "/"), (&["b.txt"], "/"), (&["a.txt", "src/main.rs"], "/x")]
-        {
+        for (sources, destination) in [
+            (&["../a"][..], "/"),
+            (&["out/passwd"], "/"),
+            (&["none"], "/"),
+            (&["b.txt"], "/"),
+            (&["a.txt", "src/main.rs"], "/x"),
+        ] {
             let answer = packed(&ground, sources, destination, false);
             assert!(answer.len() == 1 && answer[0].contains(' '), "{sources:?}: {answer:?}");
         }
@@ -231,9 +235,13 @@ mod tests {
 
     #[test]
     fn wildcards_match_within_a_name() {
-        for (pattern, name, expected) in
-            [("*", "", true), ("a*c", "abbc", true), ("a?c", "abc", true), ("a?c", "ac", false), ("*.rs", "x.rs.bak", false)]
-        {
+        for (pattern, name, expected) in [
+            ("*", "", true),
+            ("a*c", "abbc", true),
+            ("a?c", "abc", true),
+            ("a?c", "ac", false),
+            ("*.rs", "x.rs.bak", false),
+        ] {
             assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
         }
         assert_eq!(fixed_part("/usr/local/lib*/x").unwrap(), "usr/local");

@@ -338,7 +338,8 @@ mod tests {
 
     #[test]
     fn only_what_the_target_needs_is_built() {
-        let text = "FROM a AS base\nFROM base AS unused\nFROM base AS tools\nFROM b\nCOPY --from=tools /x /x\n";
+        let text =
+            "FROM a AS base\nFROM base AS unused\nFROM base AS tools\nFROM b\nCOPY --from=tools /x /x\n";
         let file = Dockerfile::parse(text).unwrap();
         let bases: Vec<String> = file.stages.iter().map(|stage| stage.image.clone()).collect();
         assert_eq!(needed(&file, &bases, 3), [0, 2, 3]);

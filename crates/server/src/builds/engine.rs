@@ -193,8 +193,7 @@ impl SandboxEngine {
             };
             let place = folder(scratch.path(), number);
             let done = async {
-                let resolved =
-                    self.git.resolve_pinned(remote, &checkout.commit, full_name, control).await?;
+                let resolved = self.git.resolve_pinned(remote, &checkout.commit, full_name, control).await?;
                 let mirror = self.git.mirror(remote, &resolved, control).await?;
                 let wanted = Checkout {
                     remote,

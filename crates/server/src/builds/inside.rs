@@ -58,17 +58,15 @@ pub enum InsideError {
     Refused(String),
 }
 
+/// Takes lines, without line breaks.
+pub type Lines<'l> = dyn FnMut(&str) + Send + 'l;
+
 /// The inside of build sandboxes.
 #[async_trait]
 pub trait Inside: Send + Sync + 'static {
     /// Runs the command to its end and gives its exit code. `output` gets what it writes, line by line, without line breaks. Dropped, the
     /// command may run on: the sandbox is removed then.
-    async fn run(
-        &self,
-        door: &Door,
-        command: &Command,
-        output: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<i32, InsideError>;
+    async fn run(&self, door: &Door, command: &Command, output: &mut Lines<'_>) -> Result<i32, InsideError>;
 
     /// Puts a file of this machine at an absolute path, with permissions in octal digits.
     async fn put(&self, door: &Door, file: &Path, target: &str, mode: u32) -> Result<(), InsideError>;
@@ -127,12 +125,7 @@ async fn accepted(answer: reqwest::Response) -> Result<reqwest::Response, Inside
 
 #[async_trait]
 impl Inside for Agents {
-    async fn run(
-        &self,
-        door: &Door,
-        command: &Command,
-        output: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<i32, InsideError> {
+    async fn run(&self, door: &Door, command: &Command, output: &mut Lines<'_>) -> Result<i32, InsideError> {
         let mut body = json!({ "argv": command.argv, "envs": command.env });
         if let Some(cwd) = &command.cwd {
             body["cwd"] = json!(cwd);
@@ -169,9 +162,16 @@ impl Inside for Agents {
         let length = tokio::fs::metadata(file).await.map_err(unreadable)?.len();
         let file = tokio::fs::File::open(file).await.map_err(unreadable)?;
         let about = json!({ "path": target, "mode": format!("{mode:o}").parse::<u32>().unwrap_or(644) });
-        let content = reqwest::Body::wrap_stream(tokio_util::io::ReaderStream::with_capacity(file, 256 << 10));
+        let content =
+            reqwest::Body::wrap_stream(tokio_util::io::ReaderStream::with_capacity(file, 256 << 10));
         let form = Form::new()
-            .part("metadata", Part::text(about.to_string()).file_name("metadata").mime_str("application/json").map_err(lost)?)
+            .part(
+                "metadata",
+                Part::text(about.to_string())
+                    .file_name("metadata")
+                    .mime_str("application/json")
+                    .map_err(lost)?,
+            )
             .part("file", Part::stream_with_length(content, length).file_name("file"));
         let request =
             self.0.post(Self::url(door, "/files/upload")).header(TOKEN_HEADER, &door.token).multipart(form);

@@ -55,7 +55,9 @@ impl SandboxEngine {
         }
         match code {
             0 => Ok(()),
-            code => Err(user_failure(StepName::Build, Some(code), format!("line {line}: RUN ended with {code}"))),
+            code => {
+                Err(user_failure(StepName::Build, Some(code), format!("line {line}: RUN ended with {code}")))
+            }
         }
     }
 
@@ -103,7 +105,8 @@ impl SandboxEngine {
     ) -> Result<(), EngineError> {
         let written = tempfile::NamedTempFile::new_in(attempt.scratch.path())
             .and_then(|file| std::fs::write(file.path(), text).map(|()| file));
-        let file = written.map_err(|error| EngineError::transient(format!("cannot write a file: {error}")))?;
+        let file =
+            written.map_err(|error| EngineError::transient(format!("cannot write a file: {error}")))?;
         self.uncancelled(job, async {
             let put = self.inside.put(&workshop.door, file.path(), target, mode).await;
             put.map_err(|error| EngineError::transient(error.to_string()))
@@ -126,7 +129,8 @@ impl SandboxEngine {
             destination.truncate(destination.trim_end_matches('.').len());
         }
         let there = "if [ -d \"$0\" ]; then echo yes; fi";
-        let is_folder = !self.quietly(job, workshop, &["/bin/sh", "-c", there, &destination]).await?.is_empty();
+        let is_folder =
+            !self.quietly(job, workshop, &["/bin/sh", "-c", there, &destination]).await?.is_empty();
         let mode = match copy.chmod.as_deref().map(|mode| u32::from_str_radix(mode, 8)) {
             None => None,
             Some(Ok(mode)) => Some(mode),

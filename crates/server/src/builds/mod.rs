@@ -124,6 +124,11 @@ impl Builds {
         &self.inner.driver
     }
 
+    /// How long a build may take when nobody says.
+    pub fn default_timeout(&self) -> Duration {
+        self.inner.timeout
+    }
+
     /// The longest time that a request may give a build.
     pub fn max_timeout(&self) -> Duration {
         self.inner.max_timeout

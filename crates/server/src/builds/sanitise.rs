@@ -19,7 +19,8 @@ const IN_MEMORY: &str = "/dev/shm";
 const TRACES: &str = "for home in /root /home/*; do rm -f \"$home/.bash_history\" \"$home/.ash_history\" \
     \"$home/.sh_history\" \"$home/.zsh_history\" \"$home/.git-credentials\" \"$home/.netrc\" 2>/dev/null; done; true";
 /// Files that changed since the build began and hold one of the values; their names alone.
-const SEARCH: &str = "find / -xdev -type f -newer \"$0/began\" -exec grep -lF -f \"$1\" {} + 2>/dev/null | head -n 20; true";
+const SEARCH: &str =
+    "find / -xdev -type f -newer \"$0/began\" -exec grep -lF -f \"$1\" {} + 2>/dev/null | head -n 20; true";
 
 impl SandboxEngine {
     pub(super) async fn sanitise(&self, job: &Job, attempt: &mut Attempt) -> Result<(), EngineError> {
@@ -44,14 +45,18 @@ impl SandboxEngine {
     ) -> Result<Vec<String>, EngineError> {
         let values = redaction::values(&job.confidential);
         // Line by line, as the search goes; short ones are found everywhere.
-        let lines: Vec<&str> =
-            values.iter().flat_map(|value| value.lines()).filter(|line| line.trim().len() >= VALUE_MIN).collect();
+        let lines: Vec<&str> = values
+            .iter()
+            .flat_map(|value| value.lines())
+            .filter(|line| line.trim().len() >= VALUE_MIN)
+            .collect();
         if lines.is_empty() {
             return Ok(Vec::new());
         }
         let file = tempfile::NamedTempFile::new_in(attempt.scratch.path());
         let file = file.map_err(of_disk("write down what to look for"))?;
-        std::fs::write(file.path(), lines.join("\n") + "\n").map_err(of_disk("write down what to look for"))?;
+        std::fs::write(file.path(), lines.join("\n") + "\n")
+            .map_err(of_disk("write down what to look for"))?;
         let there = format!("{IN_MEMORY}/.sandglass-{}", job.build);
         let put = self.inside.put(&workshop.door, file.path(), &there, 0o600).await;
         put.map_err(|error: InsideError| EngineError::transient(error.to_string()))?;

@@ -124,10 +124,7 @@ pub(super) async fn page(
     let mut paged = narrowed();
     paged.extend(values![limit, offset]);
     let rows = on
-        .rows(
-            concat!(select!(), matching!(), "ORDER BY created_ms DESC, id DESC LIMIT $8 OFFSET $9"),
-            paged,
-        )
+        .rows(concat!(select!(), matching!(), "ORDER BY created_ms DESC, id DESC LIMIT $8 OFFSET $9"), paged)
         .await?;
     let total = count.map_or(0, |(count,)| u64::try_from(count).unwrap_or(0));
     Ok((images(on, rows).await?, total))
@@ -220,10 +217,7 @@ pub(super) async fn replace(on: &mut Session, expected: u64, image: &Image) -> R
 
 pub(super) async fn delete(on: &mut Session, id: ImageId, expected: u64) -> Result<bool, StoreError> {
     let gone = on
-        .execute(
-            "DELETE FROM built_images WHERE id = $1 AND version = $2",
-            values![id.to_string(), expected],
-        )
+        .execute("DELETE FROM built_images WHERE id = $1 AND version = $2", values![id.to_string(), expected])
         .await?;
     if gone == 1 {
         on.execute("DELETE FROM image_holders WHERE image_id = $1", values![id.to_string()]).await?;

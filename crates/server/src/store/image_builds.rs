@@ -175,10 +175,7 @@ pub(super) async fn page(
 
 pub(super) async fn delete(on: &mut Session, id: ImageBuildId, expected: u64) -> Result<bool, StoreError> {
     let gone = on
-        .execute(
-            "DELETE FROM image_builds WHERE id = $1 AND version = $2",
-            values![id.to_string(), expected],
-        )
+        .execute("DELETE FROM image_builds WHERE id = $1 AND version = $2", values![id.to_string(), expected])
         .await?;
     Ok(gone == 1)
 }
