@@ -3,7 +3,7 @@
 //! What an instruction asks for and cannot have was refused before anything ran. Nothing is cached between builds yet: every instruction
 //! of the stages that the target needs runs.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::collections::BTreeMap;
 
 use sandglass_builds::{
     build::{RecipeKind, StepName},
@@ -81,22 +81,18 @@ impl SandboxEngine {
                 self.instruction(job, attempt, &plan, (index, &mut stages), located).await?;
             }
         }
-        let mut workshop = stages.remove(&last).map(|state| state.workshop);
+        let workshop = stages.remove(&last).map(|state| state.workshop);
         for (_, other) in stages {
             // Nothing is copied from it any more, and it takes memory.
             let grace = std::time::Duration::ZERO;
             self.runtime.remove(other.workshop.id, grace).await.map_err(of_runtime)?;
         }
-        attempt.workshop = workshop.take();
-        if job.plan.recipe.kind == RecipeKind::Dockerfile
-            && let Some(workshop) = attempt.workshop.clone()
-        {
-            self.put_sources(job, attempt, &workshop).await?;
-            if !attempt.recipe.setup.is_empty() {
-                self.set_up(job, attempt).await?;
-            }
-        } else if let Some(workshop) = attempt.workshop.clone() {
-            self.put_sources(job, attempt, &workshop).await?;
+        let Some(workshop) = workshop else { return Ok(()) };
+        attempt.workshop = Some(workshop.clone());
+        self.put_sources(job, attempt, &workshop).await?;
+        // Other recipes have a step of their own for it.
+        if job.plan.recipe.kind == RecipeKind::Dockerfile && !attempt.recipe.setup.is_empty() {
+            self.set_up(job, attempt).await?;
         }
         Ok(())
     }
@@ -325,11 +321,6 @@ fn platform(platform: &str) -> BTreeMap<String, String> {
         known.insert(format!("{side}ARCH"), arch.to_owned());
     }
     known
-}
-
-/// Where files of a copy are read, for whoever packs them.
-pub(super) fn scratch(attempt: &Attempt) -> PathBuf {
-    attempt.scratch.path().to_owned()
 }
 
 #[cfg(test)]

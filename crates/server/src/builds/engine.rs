@@ -267,8 +267,11 @@ impl SandboxEngine {
             .zip(&attempt.folders)
             .map(|(checkout, folder)| (folder.clone(), PathBuf::from(&checkout.path)))
             .collect();
-        let user = attempt.recipe.remote_user.clone().or(attempt.recipe.container_user.clone());
-        let ids = self.ids(job, workshop, user.as_deref().unwrap_or_default()).await?.unwrap_or((0, 0));
+        // Whoever works there owns the files.
+        let recipe = &attempt.recipe;
+        let user = recipe.remote_user.as_ref().or(recipe.container_user.as_ref());
+        let user = user.unwrap_or(&workshop.config.user);
+        let ids = self.ids(job, workshop, user).await?.unwrap_or((0, 0));
         let scratch = attempt.scratch.path().to_owned();
         let packed = tokio::task::spawn_blocking(move || {
             let mut archive = Archive::begin(&scratch)?;

@@ -12,7 +12,7 @@ use super::{
     archive::Dress,
     attempt::{Attempt, OWN, Workshop, user_failure},
     copy::{CopyError, Ground, Wanted, pack},
-    dockerfile::{StageState, below, failed, scratch},
+    dockerfile::{StageState, below, failed},
     engine::SandboxEngine,
     inside::Command,
 };
@@ -144,7 +144,7 @@ impl SandboxEngine {
         };
         let dress = Dress { ids, mode };
         let (root, ignore) = (ground.root.clone(), ground.ignore.clone());
-        let (copy, scratch) = (copy.clone(), scratch(attempt));
+        let (copy, scratch) = (copy.clone(), attempt.scratch.path().to_owned());
         let packed = tokio::task::spawn_blocking(move || {
             let wanted = Wanted { copy: &copy, destination, is_folder, dress };
             pack(&Ground { root, ignore }, &wanted, &scratch)

@@ -15,14 +15,14 @@ use sandglass_builds::{
 };
 use sandglass_repository::{
     Member, Reference,
-    dockerfile::{Dockerfile, SANDBOX_ENGINE, Variables},
+    dockerfile::{Dockerfile, Feature, Variables},
     git::{self, Control, Git, Remote},
     key::{self, RecipeInputs, build_key},
     recipe::{Base, Recipe, RecipeKind, RecipeRequest, Tree, detect},
 };
 use sandglass_sandbox::{
     agent,
-    ports::{Captures, Runtime, runtime::RuntimeError},
+    ports::{Captures, Runtime, RuntimeErrorKind, runtime::RuntimeError},
     spec::{Entrypoint, Secrets, Spec},
 };
 use tokio::{sync::Semaphore, time::Instant};
@@ -160,7 +160,10 @@ impl Locator {
 
     /// The digest of an image, which is fetched if it is not here.
     async fn digest(&self, image: &str) -> Result<String, ResolveError> {
-        let failed = |error: RuntimeError| unreachable(format!("the base image {image}: {error}"));
+        let failed = |error: RuntimeError| match error.kind {
+            RuntimeErrorKind::Invalid => unreadable(format!("the base image {image}: {error}")),
+            _ => unreachable(format!("the base image {image}: {error}")),
+        };
         if let Some(found) = self.captures.find(image).await.map_err(failed)? {
             return Ok(found.digest);
         }
@@ -321,18 +324,13 @@ fn bases(folder: &std::path::Path, recipe: &Recipe, default: &str) -> Result<Vec
     Ok(images)
 }
 
-/// What the engine of this server does of Dockerfiles: of [`SANDBOX_ENGINE`], what is plain.
-pub(super) const SUPPORTED: &[sandglass_repository::dockerfile::Feature] = {
-    use sandglass_repository::dockerfile::Feature;
-    // Widened as the engine learns more; everything else of that list is refused by name.
-    let _ = SANDBOX_ENGINE;
-    &[
-        Feature::CopyLink,
-        Feature::InlineFile,
-        Feature::RunHeredoc,
-        Feature::Healthcheck,
-        Feature::StopSignal,
-        Feature::Volume,
-        Feature::MountSecret,
-    ]
-};
+/// What the engine of this server does of Dockerfiles beyond the plain instructions. Everything else is refused by name.
+const SUPPORTED: &[Feature] = &[
+    Feature::CopyLink,
+    Feature::InlineFile,
+    Feature::RunHeredoc,
+    Feature::Healthcheck,
+    Feature::StopSignal,
+    Feature::Volume,
+    Feature::MountSecret,
+];

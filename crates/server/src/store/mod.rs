@@ -14,6 +14,7 @@ mod idempotency;
 mod image_builds;
 mod intents;
 pub mod migrate;
+mod migrate_builds;
 mod postgres;
 mod prebuilds;
 mod snapshots;

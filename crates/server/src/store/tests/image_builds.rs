@@ -16,6 +16,7 @@ use sandglass_builds::{
 use sandglass_sandbox::{ImageBuildId, ImageId, PrebuildId};
 
 use super::*;
+use crate::store::migrate::{Moved, Place, migrate};
 
 macro_rules! on_all {
     ($(async fn $name:ident($store:ident) $body:block)*) => {$(
@@ -389,4 +390,34 @@ async fn of_many_at_once_one_begins() {
     }
     assert_eq!(written, 1);
     fixture.end().await;
+}
+
+#[tokio::test]
+async fn everything_about_builds_is_moved_once() {
+    let (first, second) = (Fixture::sqlite().await, Fixture::sqlite().await);
+    let store = &first.store;
+    let made = made(store, &slot("a", Some("ns")), |image| NewImage {
+        holders: vec!["one".into()],
+        tags: vec![tag("latest", &image)],
+        supersedes: Vec::new(),
+        image,
+    })
+    .await;
+    store.reserve_ordinal("fake", &key("a")).await.unwrap();
+    let (from, to) = (place(&first), place(&second));
+    first.store.shut().await;
+    second.store.shut().await;
+    let totals = |moved: Vec<Moved>| moved[4..].iter().map(|m| (m.total, m.migrated)).collect::<Vec<_>>();
+    let expected = [(1, 1), (0, 0), (1, 1), (1, 1), (1, 1), (1, 1), (0, 0)];
+    assert_eq!(totals(migrate(&from, &to, false).await.unwrap()), expected);
+    let again = expected.map(|(total, _)| (total, 0));
+    assert_eq!(totals(migrate(&from, &to, true).await.unwrap()), again);
+    let store = second.another().await;
+    assert_eq!(store.image(made.id).await.unwrap(), Some(made));
+    assert_eq!(store.reserve_ordinal("fake", &key("a")).await.unwrap(), 2);
+    store.shut().await;
+}
+
+fn place(fixture: &Fixture) -> Place {
+    Place::Sqlite(fixture.config.path.clone())
 }
