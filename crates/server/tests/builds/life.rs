@@ -67,13 +67,8 @@ async fn a_failed_setup_is_told_remembered_and_its_log_stays() {
     assert_eq!((log.status, log.text.contains("installing\nno such package\n")), (200, true), "{}", log.text);
     let tail = stage.get(&format!("/v1/image-builds/{id}/logs?tail=1")).await.text;
     assert_eq!(tail, "no such package\n");
-    let events = stage.send(
-        "GET",
-        &format!("/v1/image-builds/{id}/logs?follow=true"),
-        &[("accept", "text/event-stream")],
-        String::new(),
-    );
-    let events = events.await.text;
+    let followed = format!("/v1/image-builds/{id}/logs?follow=true");
+    let events = stage.send("GET", &followed, &[("accept", "text/event-stream")], String::new()).await.text;
     assert!(events.contains("event: output\n") && events.ends_with("event: end\ndata: {}\n\n"), "{events}");
     assert_eq!(stage.get(&format!("/v1/image-builds/{id}/logs?step=x")).await.status, 400);
 
