@@ -4,6 +4,10 @@ use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
 use crate::{
+    builds::{
+        BuiltImage, BuiltRepository, CreateImageBuildRequest, ImageBuild, ImageBuildCache, ImageBuildFailure,
+        ImageBuildStatus, ImageBuildStep, MoveTagRequest, Prebuild, PrebuildRequest,
+    },
     diagnostics::DiagnosticContent,
     error::{ErrorBody, RouterErrorBody, ValidationBody},
     ingress::IngressUses,
@@ -22,6 +26,17 @@ const CONTRACT_VERSION: &str = "0.1.0";
 
 #[derive(OpenApi)]
 #[openapi(components(schemas(
+    BuiltImage,
+    BuiltRepository,
+    CreateImageBuildRequest,
+    ImageBuild,
+    ImageBuildCache,
+    ImageBuildFailure,
+    ImageBuildStatus,
+    ImageBuildStep,
+    MoveTagRequest,
+    Prebuild,
+    PrebuildRequest,
     CreatePoolRequest,
     CreateSandboxRequest,
     CreateSandboxResponse,
@@ -94,6 +109,8 @@ fn composed_schemas() -> Vec<(&'static str, Value)> {
         ("ListSandboxesResponse", page("Sandbox")),
         ("ListSnapshotsResponse", page("Snapshot")),
         ("ListFsbTemplatesResponse", page("FsbTemplate")),
+        ("ListImageBuildsResponse", page("ImageBuild")),
+        ("ListPrebuildsResponse", page("Prebuild")),
         (
             "MetadataPatch",
             json!({
@@ -279,7 +296,9 @@ mod tests {
             paths.retain(|path, _| {
                 !path.starts_with("/v1/")
                     || path == "/v1/metrics/events"
-                    || ["/v1/images", "/v1/ingress"].iter().any(|own| path.starts_with(own))
+                    || ["/v1/images", "/v1/image-builds", "/v1/prebuilds", "/v1/ingress"]
+                        .iter()
+                        .any(|own| path.starts_with(own))
             });
         }
         insta::assert_json_snapshot!(document);

@@ -162,6 +162,26 @@ const fn images(
     Route { mount: Mount::V1, ..Route::new(method, path, operation, summary).tag("Images") }
 }
 
+/// Routes of ours: builds of images from repositories.
+const fn builds(
+    method: &'static str,
+    path: &'static str,
+    operation: &'static str,
+    summary: &'static str,
+) -> Route {
+    Route { mount: Mount::V1, ..Route::new(method, path, operation, summary).tag("Image builds") }
+}
+
+/// Routes of ours: standing orders for builds.
+const fn prebuilds(
+    method: &'static str,
+    path: &'static str,
+    operation: &'static str,
+    summary: &'static str,
+) -> Route {
+    Route { mount: Mount::V1, ..Route::new(method, path, operation, summary).tag("Prebuilds") }
+}
+
 /// Routes of ours: what a gateway asks and tells.
 const fn ingress(
     method: &'static str,
@@ -369,9 +389,23 @@ pub const ROUTES: &[Route] = &[
     proxy("PUT", PROXY_PATH, "proxy_put"),
     proxy("PATCH", PROXY_PATH, "proxy_patch"),
     proxy("DELETE", PROXY_PATH, "proxy_delete"),
-    images("GET", "/images", "list_images", "List local images")
+    images("GET", "/images", "list_images", "List local images, or those that builds made")
+        .query(&[
+            text("kind", "`local` or `built`. Default: `local` for the operator, `built` for tenants."),
+            text("repository", "Of built images: only of this repository key."),
+            STATES,
+            PAGE,
+            PAGE_SIZE,
+        ])
         .answers(200, Content::Json("ListImagesResponse"))
-        .fails(&[403, 501]),
+        .fails(&[400, 403, 501, 503]),
+    images("GET", "/images/{reference}", "get_image", "Read an image that a build made, by its id")
+        .answers(200, Content::Json("BuiltImage"))
+        .fails(&[404, 503]),
+    images("PUT", "/images/tags/{repository_key}/{tag}", "move_image_tag", "Move a name to a built image")
+        .body("MoveTagRequest")
+        .answers(200, Content::Json("BuiltImage"))
+        .fails(&[400, 404, 409, 503]),
     images("POST", "/images/pull", "pull_image", "Pull an image from its registry")
         .body("PullImageRequest")
         .answers(200, Content::JsonLines)
@@ -386,9 +420,83 @@ pub const ROUTES: &[Route] = &[
     images("POST", "/images/prune", "prune_images", "Remove what no image and no sandbox uses")
         .answers(200, Content::Opaque)
         .fails(&[403, 501]),
-    images("DELETE", "/images/{reference}", "remove_image", "Remove a local image")
+    images("DELETE", "/images/{reference}", "remove_image", "Remove a local image, or a built one by its id")
+        .query(&[Query {
+            name: "force",
+            kind: "boolean",
+            about: "A built image in use goes as soon as nobody uses it.",
+        }])
         .answers(200, Content::Opaque)
-        .fails(&[400, 403, 404, 409, 501]),
+        .fails(&[400, 403, 404, 409, 501, 503]),
+    builds("POST", "/image-builds", "create_image_build", "Build an image of a repository")
+        .body("CreateImageBuildRequest")
+        .answers(202, Content::Json("ImageBuild"))
+        .fails(&[400, 404, 409, 412, 429, 502, 503]),
+    builds("GET", "/image-builds", "list_image_builds", "List image builds, newest first")
+        .query(&[STATES, text("repository", "Only of this repository key."), PAGE, PAGE_SIZE])
+        .answers(200, Content::Json("ListImageBuildsResponse"))
+        .fails(&[503]),
+    builds("GET", "/image-builds/{image_build_id}", "get_image_build", "Read an image build")
+        .answers(200, Content::Json("ImageBuild"))
+        .fails(&[404, 503]),
+    builds("DELETE", "/image-builds/{image_build_id}", "cancel_image_build", "End an image build")
+        .answers(202, Content::Json("ImageBuild"))
+        .fails(&[404, 409, 503]),
+    builds(
+        "GET",
+        "/image-builds/{image_build_id}/logs",
+        "image_build_logs",
+        "The log of an image build, as text or as server-sent events",
+    )
+    .query(&[
+        text("step", "Only the output of this step."),
+        TAIL,
+        text("since", "A byte offset, or an instant in RFC 3339."),
+        Query { name: "follow", kind: "boolean", about: "Go on until the build ended." },
+    ])
+    .answers(200, Content::Text)
+    .fails(&[400, 404, 429, 503]),
+    builds(
+        "GET",
+        "/image-builds/{image_build_id}/events",
+        "image_build_events",
+        "The build as it is and as it becomes, as server-sent events",
+    )
+    .answers(200, Content::Opaque)
+    .fails(&[404, 503]),
+    prebuilds("POST", "/prebuilds", "create_prebuild", "Keep the image of a repository fresh")
+        .body("PrebuildRequest")
+        .answers(201, Content::Json("Prebuild"))
+        .fails(&[400, 503]),
+    prebuilds("GET", "/prebuilds", "list_prebuilds", "List prebuilds")
+        .query(&[PAGE, PAGE_SIZE])
+        .answers(200, Content::Json("ListPrebuildsResponse"))
+        .fails(&[503]),
+    prebuilds("GET", "/prebuilds/{prebuild_id}", "get_prebuild", "Read a prebuild")
+        .answers(200, Content::Json("Prebuild"))
+        .fails(&[404, 503]),
+    prebuilds("PUT", "/prebuilds/{prebuild_id}", "replace_prebuild", "Change a prebuild")
+        .body("PrebuildRequest")
+        .answers(200, Content::Json("Prebuild"))
+        .fails(&[400, 404, 503]),
+    prebuilds("DELETE", "/prebuilds/{prebuild_id}", "delete_prebuild", "Remove a prebuild")
+        .answers(204, Content::Nothing)
+        .fails(&[404, 503]),
+    prebuilds("POST", "/prebuilds/{prebuild_id}/trigger", "trigger_prebuild", "Look at the remote at once")
+        .answers(202, Content::Json("Prebuild"))
+        .fails(&[404, 503]),
+    Route {
+        body: Content::Opaque,
+        needs_auth: false,
+        ..prebuilds(
+            "POST",
+            "/prebuilds/{prebuild_id}/webhook",
+            "push_prebuild",
+            "Tell of a push; signed with the prebuild's secret instead of a key",
+        )
+        .answers(202, Content::Nothing)
+        .fails(&[401, 404, 413, 503])
+    },
     ingress(
         "GET",
         "/ingress/sandboxes",
@@ -466,8 +574,20 @@ mod tests {
     }
 
     #[test]
-    fn only_the_servers_own_pages_are_open() {
+    fn only_the_servers_own_pages_and_signed_pushes_are_open() {
         let open: Vec<_> = ROUTES.iter().filter(|route| !route.needs_auth).map(|route| route.path).collect();
-        assert_eq!(open, ["/health", "/healthz", "/readyz", "/version", "/docs", "/redoc", "/openapi.json"]);
+        assert_eq!(
+            open,
+            [
+                "/prebuilds/{prebuild_id}/webhook",
+                "/health",
+                "/healthz",
+                "/readyz",
+                "/version",
+                "/docs",
+                "/redoc",
+                "/openapi.json"
+            ]
+        );
     }
 }

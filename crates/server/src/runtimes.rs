@@ -14,7 +14,7 @@ use sandglass_runtimes::{
     embedded::{self, EmbeddedConfig, EmbeddedRuntime, Subnet},
 };
 use sandglass_sandbox::{
-    ports::{Runtime, runtime::RuntimeError},
+    ports::{Captures, Runtime, runtime::RuntimeError},
     spec::Limits,
 };
 use tracing::warn;
@@ -45,6 +45,8 @@ pub struct Opened {
     pub runtime: Arc<dyn Runtime>,
     /// Where the runtime keeps images of its own.
     pub images: Option<Images>,
+    /// How boxes become images, for builds.
+    pub captures: Arc<dyn Captures>,
     backend: Backend,
 }
 
@@ -67,6 +69,20 @@ pub fn engine_host(config: &Config) -> Option<String> {
     engine.remote_host().map(str::to_owned)
 }
 
+/// Where a server keeps what belongs to its image builds.
+#[must_use]
+pub fn builds_folder(config: &Config) -> PathBuf {
+    match config.runtime.kind {
+        RuntimeKind::Embedded => config.embedded.state_dir.join("builds"),
+        RuntimeKind::Docker | RuntimeKind::Kubernetes => beside_store(config).join("sandglass/builds"),
+    }
+}
+
+/// Beside the database: the user who runs the server may write there.
+fn beside_store(config: &Config) -> &Path {
+    config.store.path.parent().unwrap_or_else(|| Path::new("/var/lib/sandglass"))
+}
+
 /// Opens the configured runtime. Blocking.
 ///
 /// # Errors
@@ -78,14 +94,24 @@ pub fn open(config: &Config) -> Result<Opened, OpenError> {
             let runtime =
                 Arc::new(EmbeddedRuntime::open(embedded_settings(config)).map_err(failed("embedded"))?);
             let images = images(&runtime, &config.embedded.state_dir);
-            Ok(Opened { runtime: runtime.clone(), images: Some(images), backend: Backend::Embedded(runtime) })
+            Ok(Opened {
+                runtime: runtime.clone(),
+                images: Some(images),
+                captures: runtime.clone(),
+                backend: Backend::Embedded(runtime),
+            })
         }
         RuntimeKind::Docker => {
             let engine = EngineAddress::from_environment().map_err(failed("docker"))?;
             let home = std::env::var_os("HOME").map(PathBuf::from);
             let settings = docker(config, engine, home.as_deref());
             let runtime = Arc::new(DockerRuntime::open(settings).map_err(failed("docker"))?);
-            Ok(Opened { runtime: runtime.clone(), images: None, backend: Backend::Docker(runtime) })
+            Ok(Opened {
+                runtime: runtime.clone(),
+                images: None,
+                captures: runtime.clone(),
+                backend: Backend::Docker(runtime),
+            })
         }
         RuntimeKind::Kubernetes => Err(OpenError::Unsupported("kubernetes")),
     }
@@ -201,8 +227,7 @@ fn images(runtime: &EmbeddedRuntime, state_dir: &Path) -> Images {
 
 fn docker(config: &Config, engine: EngineAddress, home: Option<&Path>) -> docker::DockerConfig {
     let settings = &config.docker;
-    // Beside the database: the user who runs the server may write there.
-    let beside = config.store.path.parent().unwrap_or_else(|| Path::new("/var/lib/sandglass"));
+    let beside = beside_store(config);
     // Where other servers of this API on the same engine look for them too.
     let shared = home.map_or_else(|| beside.to_path_buf(), |home| home.join(".opensandbox"));
     docker::DockerConfig {

@@ -14,7 +14,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
-    config::{Config, ProcessEnvironment},
+    builds::{self, Builds},
+    config::{Config, ProcessEnvironment, StoreKind},
     engine::{Engine, RecoverError},
     gateway::{Door, GatewayLimits},
     http::{App, malformed, router},
@@ -102,10 +103,11 @@ impl Prepared {
         let settings = runtime.settings(&config);
         let metrics = Arc::<Metrics>::default();
         let counted = Arc::new(CountedStore::new(Arc::new(store.clone()), metrics.clone()));
-        let engine = Engine::new(runtime.runtime.clone(), counted, clock, settings);
+        let engine = Engine::new(runtime.runtime.clone(), counted, clock.clone(), settings);
         let outcomes = metrics.clone();
         engine.on_created(move |failed_phase| outcomes.count_create(failed_phase));
         engine.recover().await?;
+        let builds = open_builds(&config, &runtime, &store, clock).await;
         let address =
             listener.local_addr().map_err(|source| StartError::Listen { address: "?".into(), source })?;
         let stop = CancellationToken::new();
@@ -114,6 +116,7 @@ impl Prepared {
         let telemetry = Telemetry { metrics: metrics.clone(), tracer: exporter.tracer().clone() };
         let app =
             App::new(config.clone(), engine.clone(), runtime.images.clone(), keys).with_telemetry(telemetry);
+        let app = app.with_builds(builds.clone());
         let renewals = Renewals::start(&engine, &config.renew_intent, metrics.clone())?;
         if let Some(renewals) = &renewals {
             app.renew_on_access(renewals.clone());
@@ -134,6 +137,7 @@ impl Prepared {
             engine,
             store,
             runtime,
+            builds,
             ingress,
             serving,
             gateway,
@@ -161,6 +165,29 @@ fn open_gateway(
     let door = door.map_err(|source| StartError::Listen { address: "ingress.listen".into(), source })?;
     info!(address = %door.address(), "listening as the gateway");
     Ok(Some(door))
+}
+
+/// The image builds. A server whose builds cannot work serves everything else.
+async fn open_builds(
+    config: &Config,
+    runtime: &Opened,
+    store: &SqlStore,
+    clock: Arc<dyn Clock>,
+) -> Option<Builds> {
+    let parts = builds::Parts {
+        store: Arc::new(store.clone()),
+        runtime: runtime.runtime.clone(),
+        captures: runtime.captures.clone(),
+        inside: None,
+        clock,
+        config: config.builds.clone(),
+        folder: runtimes::builds_folder(config),
+        shared_store: config.store.kind == StoreKind::Postgresql,
+    };
+    Builds::start(parts)
+        .await
+        .inspect_err(|error| warn!(%error, "images are not built here until the server is started again"))
+        .ok()
 }
 
 /// Where requests come in.
@@ -251,6 +278,7 @@ pub struct Server {
     engine: Arc<Engine>,
     store: SqlStore,
     runtime: Opened,
+    builds: Option<Builds>,
     ingress: IngressState,
     serving: Vec<JoinHandle<()>>,
     gateway: Option<Door>,
@@ -272,6 +300,11 @@ impl Server {
     /// Where it listens as the gateway, if it is one.
     pub fn gateway_address(&self) -> Option<SocketAddr> {
         self.gateway.as_ref().map(Door::address)
+    }
+
+    /// The image builds, if they work here.
+    pub fn builds(&self) -> Option<&Builds> {
+        self.builds.as_ref()
     }
 
     /// The engine, for callers in the same process.
@@ -302,6 +335,9 @@ impl Server {
             renewals.stop().await;
         }
         self.exporter.stop(self.drain.saturating_sub(begun.elapsed()).max(LAST_EXPORT)).await;
+        if let Some(builds) = &self.builds {
+            builds.shut().await;
+        }
         self.engine.stop().await;
         self.store.shut().await;
         // Without boxes the host-side network is of no use; with boxes it must stay.

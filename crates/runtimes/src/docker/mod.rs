@@ -6,6 +6,7 @@
 
 mod agent;
 mod audit;
+mod capture;
 mod client;
 mod container;
 mod enforcer;

@@ -141,7 +141,7 @@ impl Shared {
 
 /// The configuration of the image. The engine merges it over the container's own, so that what must not be passed on is blanked: it cannot be
 /// left out.
-fn passed_on(container: ContainerConfig) -> ContainerConfig {
+pub(super) fn passed_on(container: ContainerConfig) -> ContainerConfig {
     let source = container.labels.unwrap_or_default();
     let record = labels::parse(&source).and_then(|parsed| parsed.record);
     let metadata = record.map(|record| record.facts.metadata).unwrap_or_default();

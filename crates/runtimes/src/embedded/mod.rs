@@ -6,6 +6,7 @@
 
 mod attach;
 mod boxes;
+mod capture;
 mod control;
 mod disk;
 mod egress;

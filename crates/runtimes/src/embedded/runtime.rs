@@ -91,7 +91,7 @@ impl Drop for Busy<'_> {
 }
 
 impl Shared {
-    async fn find_image(self: &Arc<Self>, reference: &str) -> Result<Option<Image>, RuntimeError> {
+    pub(super) async fn find_image(self: &Arc<Self>, reference: &str) -> Result<Option<Image>, RuntimeError> {
         if reference == HOST_IMAGE {
             if !self.config.host_image {
                 let message = "the `host` image is offered only by servers that listen on a loopback address; see [embedded] host_image";
@@ -233,7 +233,7 @@ impl Shared {
         Ok(answer)
     }
 
-    async fn freeze(
+    pub(super) async fn freeze(
         &self,
         id: SandboxId,
         request: Request,

@@ -6,6 +6,7 @@
 //! would be invisible to the operator.
 
 mod agent_sandbox;
+mod builds;
 pub mod check;
 mod choice;
 mod docker;
@@ -36,6 +37,7 @@ mod tenants;
 mod values;
 
 pub use agent_sandbox::{AgentSandboxConfig, ShutdownPolicy};
+pub use builds::BuildsConfig;
 pub use choice::Choice;
 pub use docker::DockerConfig;
 pub use egress::{EgressConfig, EgressMode, UpstreamProxyConfig};
@@ -75,6 +77,7 @@ pub struct Config {
     pub runtime: RuntimeConfig,
     pub docker: DockerConfig,
     pub embedded: EmbeddedConfig,
+    pub builds: BuildsConfig,
     pub storage: StorageConfig,
     pub store: StoreConfig,
     pub egress: EgressConfig,
@@ -115,6 +118,7 @@ impl Config {
             &mut self.embedded,
             EmbeddedConfig::keys,
         );
+        reader.section("builds", "Images from repositories.", &mut self.builds, BuildsConfig::keys);
         reader.section("storage", "What requests may mount.", &mut self.storage, StorageConfig::keys);
         reader.section("store", "The server's own database.", &mut self.store, StoreConfig::keys);
         reader.section(

@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     agents::{Agents, Readiness},
+    builds::Builds,
     config::{Config, EndpointStyle, RuntimeKind},
     engine::{Engine, commit::EngineError, extend, index::Entry},
     gateway::{self, Gateway, GatewaySettings, InProcess},
@@ -68,6 +69,8 @@ pub struct App {
     pub minting: Option<Arc<Minting>>,
     /// What leads to sandboxes for the gateway within this server.
     gateway: Option<(Arc<dyn Lookup>, Carrier)>,
+    /// Absent where images cannot be built.
+    pub builds: Option<Builds>,
 }
 
 impl std::fmt::Debug for App {
@@ -144,6 +147,7 @@ impl App {
             renewals,
             minting,
             gateway,
+            builds: None,
         }
     }
 
@@ -208,6 +212,12 @@ impl App {
     #[must_use]
     pub fn with_telemetry(self, telemetry: Telemetry) -> Self {
         Self { telemetry, ..self }
+    }
+
+    /// Images are built there.
+    #[must_use]
+    pub fn with_builds(self, builds: Option<Builds>) -> Self {
+        Self { builds, ..self }
     }
 
     /// Use of a sandbox extends its life from now on. The first call counts.

@@ -139,6 +139,26 @@ codes! {
     IdempotencyKeySpent = CONFLICT "GENERAL::IDEMPOTENCY_KEY_SPENT";
     ImageNotFound = NOT_FOUND "IMAGE::NOT_FOUND";
     ImageInUse = CONFLICT "IMAGE::IN_USE";
+    /// The image cannot be given to anybody any more.
+    ImageUnusable = CONFLICT "IMAGE::UNUSABLE";
+    ImageNotCached = PRECONDITION_FAILED "IMAGE::NOT_CACHED";
+    ImageBuildNotFound = NOT_FOUND "IMAGE_BUILD::NOT_FOUND";
+    ImageBuildTerminal = CONFLICT "IMAGE_BUILD::TERMINAL";
+    /// The same build just failed and would fail again.
+    ImageBuildFailedRecently = CONFLICT "IMAGE_BUILD::FAILED_RECENTLY";
+    ImageBuildUnavailable = SERVICE_UNAVAILABLE "IMAGE_BUILD::UNAVAILABLE";
+    PrebuildNotFound = NOT_FOUND "PREBUILD::NOT_FOUND";
+    WebhookUnsigned = UNAUTHORIZED "PREBUILD::UNSIGNED";
+    QuotaExceeded = TOO_MANY_REQUESTS "QUOTA::EXCEEDED";
+    RepositoryInvalidUrl = BAD_REQUEST "REPOSITORY::INVALID_URL";
+    RepositoryInvalidRef = BAD_REQUEST "REPOSITORY::INVALID_REF";
+    RepositoryInvalidPath = BAD_REQUEST "REPOSITORY::INVALID_PATH";
+    RepositoryHostNotAllowed = BAD_REQUEST "REPOSITORY::HOST_NOT_ALLOWED";
+    RepositoryInvalidRecipe = BAD_REQUEST "REPOSITORY::INVALID_RECIPE";
+    RepositoryRefNotFound = NOT_FOUND "REPOSITORY::REF_NOT_FOUND";
+    /// The remote refused the credential, which is not that of this API.
+    RepositoryAuthFailed = BAD_GATEWAY "REPOSITORY::AUTH_FAILED";
+    RepositoryUnreachable = BAD_GATEWAY "REPOSITORY::UNREACHABLE";
     NoSpace = INSUFFICIENT_STORAGE "GENERAL::NO_SPACE";
     RouteNotFound = NOT_FOUND "GENERAL::NOT_FOUND";
     MethodNotAllowed = METHOD_NOT_ALLOWED "GENERAL::METHOD_NOT_ALLOWED";

@@ -1,6 +1,9 @@
 //! The HTTP edge: reads requests, calls the engine, writes answers. No SQL, no runtime, no decisions about sandboxes.
 
 mod app;
+mod build_errors;
+mod build_logs;
+mod built_images;
 pub mod decode;
 mod diagnostics;
 mod docs;
@@ -10,6 +13,7 @@ mod events;
 pub mod fields;
 pub mod filters;
 mod health;
+mod image_builds;
 pub mod images;
 mod ingress;
 mod instant;
@@ -19,6 +23,7 @@ mod metrics_page;
 pub mod middleware;
 mod network_policy;
 pub mod parse;
+mod prebuilds;
 mod present;
 pub mod router;
 mod sandboxes;

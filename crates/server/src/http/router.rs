@@ -7,13 +7,13 @@ use axum::{
     extract::{Request, State},
     middleware::{from_fn, from_fn_with_state, map_response},
     response::Response,
-    routing::{any, delete, get, patch, post},
+    routing::{any, get, patch, post, put},
 };
 use http::{HeaderValue, header::STRICT_TRANSPORT_SECURITY};
 
 use super::{
-    App, diagnostics, docs, events, health, images, ingress, metrics_events, metrics_page, middleware,
-    network_policy, sandboxes, snapshots, unsupported,
+    App, build_logs, built_images, diagnostics, docs, events, health, image_builds, images, ingress,
+    metrics_events, metrics_page, middleware, network_policy, prebuilds, sandboxes, snapshots, unsupported,
 };
 use crate::ingress::proxy_handler;
 
@@ -75,11 +75,21 @@ fn v1_only() -> Router<App> {
         .route("/ingress/sandboxes", get(ingress::sandboxes))
         .route("/ingress/sandboxes/{id}/wake", post(ingress::wake))
         .route("/ingress/uses", post(ingress::uses))
-        .route("/images", get(images::list))
+        .route("/images", get(built_images::list))
         .route("/images/pull", post(images::pull))
         .route("/images/import", post(images::import))
         .route("/images/prune", post(images::prune))
-        .route("/images/{reference}", delete(images::remove))
+        .route("/images/{reference}", get(built_images::get).delete(built_images::remove))
+        .route("/images/tags/{repository_key}/{tag}", put(built_images::move_tag))
+        .route("/image-builds", post(image_builds::create).get(image_builds::list))
+        .route("/image-builds/{id}", get(image_builds::get).delete(image_builds::cancel))
+        .route("/image-builds/{id}/logs", get(build_logs::read))
+        .route("/image-builds/{id}/events", get(image_builds::events))
+        .route("/prebuilds", post(prebuilds::create).get(prebuilds::list))
+        .route("/prebuilds/{id}", get(prebuilds::get).put(prebuilds::replace).delete(prebuilds::remove))
+        .route("/prebuilds/{id}/trigger", post(prebuilds::trigger))
+        // Needs no key: the push is signed.
+        .route("/prebuilds/{id}/webhook", post(prebuilds::webhook))
 }
 
 /// Routes that anybody may reach.

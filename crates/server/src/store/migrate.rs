@@ -16,7 +16,7 @@ use sqlx::{ConnectOptions, Connection, postgres::PgPoolOptions};
 use super::{
     SqlStore,
     database::{Database, Session, Value, failed, values},
-    postgres,
+    migrate_builds, postgres,
 };
 use crate::config::{PostgresConfig, Secret};
 
@@ -91,11 +91,11 @@ pub struct Moved {
 }
 
 impl Moved {
-    fn new(table: &'static str) -> Self {
+    pub(super) fn new(table: &'static str) -> Self {
         Self { table, total: 0, migrated: 0, skipped: 0 }
     }
 
-    fn count(&mut self, migrated: bool) {
+    pub(super) fn count(&mut self, migrated: bool) {
         self.total += 1;
         if migrated { self.migrated += 1 } else { self.skipped += 1 }
     }
@@ -119,6 +119,7 @@ pub async fn migrate(from: &Place, to: &Place, dry_run: bool) -> Result<Vec<Move
     for table in [Table::Intents, Table::Events, Table::Keys, Table::Snapshots] {
         moved.push(table.copy(&mut source, &mut target, dry_run).await?);
     }
+    moved.extend(migrate_builds::copy(&mut source.end(), &mut target.end(), dry_run).await?);
     target.session.commit().await.map_err(MigrateError::Target)?;
     target.database.close().await;
     drop(source.session);
@@ -224,7 +225,10 @@ impl Side {
         };
         let rows: Vec<(String,)> = session.rows(list, values![]).await?;
         let mut tables: HashSet<String> = rows.into_iter().map(|(name,)| name).collect();
-        tables.retain(|name| Table::ALL.iter().any(|table| table.name() == name));
+        let known = |name: &String| {
+            Table::ALL.iter().any(|table| table.name() == name) || migrate_builds::is_known(name)
+        };
+        tables.retain(known);
         let own = tables.contains("snapshots");
         let other: Option<(String,)> = session.row(other, values![]).await?;
         let snapshots = match (other, &database) {
@@ -236,6 +240,10 @@ impl Side {
             _ => SNAPSHOTS,
         };
         Ok(Self { database, session, tables, snapshots })
+    }
+
+    fn end(&mut self) -> migrate_builds::End<'_> {
+        migrate_builds::End { session: &mut self.session, tables: &self.tables }
     }
 
     fn has(&self, table: Table) -> bool {

@@ -31,7 +31,7 @@ const CLAIM_ATTEMPTS: u32 = 5;
 pub struct SqlStore {
     pub(super) database: Database,
     /// How long one call may take on a database that is reached over a network.
-    limit: Option<Duration>,
+    pub(super) limit: Option<Duration>,
 }
 
 impl fmt::Debug for SqlStore {
@@ -256,6 +256,6 @@ impl Store for SqlStore {
     }
 }
 
-fn outcome(written: bool) -> Advance {
+pub(super) fn outcome(written: bool) -> Advance {
     if written { Advance::Written } else { Advance::Lost }
 }

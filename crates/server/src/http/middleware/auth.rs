@@ -65,6 +65,12 @@ pub(super) fn is_proxied(path: &str) -> bool {
         && segments.next().is_some_and(|port| !port.is_empty())
 }
 
+/// Whether the path is where a code host tells of pushes. These are signed with a secret of their own.
+fn is_webhook(path: &str) -> bool {
+    let id = path.strip_prefix("/v1/prebuilds/").and_then(|rest| rest.strip_suffix("/webhook"));
+    id.is_some_and(|id| !id.is_empty() && !id.contains('/'))
+}
+
 /// What opens the API.
 #[derive(Clone, Debug)]
 pub struct Door {
@@ -85,7 +91,7 @@ pub async fn require_key(State(door): State<Door>, mut request: Request, next: N
     let Door { keys, open_metrics, ingress_key } = door;
     let path = request.uri().path();
     let open = OPEN.contains(&path) || (open_metrics && path == "/metrics");
-    if !open && !is_proxied(path) {
+    if !open && !is_proxied(path) && !is_webhook(path) {
         let given = request.headers().get(API_KEY).map(|value| value.as_bytes());
         let of_gateway = path.starts_with("/v1/ingress/")
             && ingress_key.is_some_and(|key| given.is_some_and(|given| key == KeyDigest::of(given)));

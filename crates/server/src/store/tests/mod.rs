@@ -3,6 +3,7 @@
 
 mod adoption;
 mod behaviour;
+mod image_builds;
 mod moving;
 mod outage;
 

@@ -27,8 +27,9 @@ async fn fill(store: &SqlStore) -> (SandboxId, SnapshotRecord) {
     (id, record)
 }
 
+/// The first tables; those of image builds have a test of their own.
 fn counts(moved: &[Moved]) -> Vec<(u64, u64, u64)> {
-    moved.iter().map(|m| (m.total, m.migrated, m.skipped)).collect()
+    moved[..4].iter().map(|m| (m.total, m.migrated, m.skipped)).collect()
 }
 
 async fn round(first: StoreConfig, second: StoreConfig) {

@@ -1,0 +1,7 @@
+//! Image builds over HTTP: real git and a real database, the runtime and the inside of its sandboxes faked.
+
+mod dockerfile;
+mod harness;
+mod images;
+mod life;
+mod prebuilds;
