@@ -253,6 +253,38 @@ pub const ROUTES: &[Route] = &[
     ])
     .answers(200, Content::JsonOrStream("SandboxEventPage"))
     .fails(&[404, 503]),
+    Route::new(
+        "GET",
+        "/sandboxes/{sandbox_id}/services",
+        "list_sandbox_services",
+        "Services that are kept running",
+    )
+    .answers(200, Content::Json("SandboxServices"))
+    .fails(&[403, 404])
+    .tag("Services"),
+    Route::new("GET", "/sandboxes/{sandbox_id}/services/{name}", "get_sandbox_service", "Read a service")
+        .answers(200, Content::Json("SandboxService"))
+        .fails(&[403, 404])
+        .tag("Services"),
+    Route::new(
+        "PUT",
+        "/sandboxes/{sandbox_id}/services/{name}",
+        "switch_sandbox_service",
+        "Switch a service on or off",
+    )
+    .body("ServiceSwitch")
+    .answers(200, Content::Json("SandboxService"))
+    .fails(&[400, 403, 404, 409, 503])
+    .tag("Services"),
+    Route::new(
+        "POST",
+        "/sandboxes/{sandbox_id}/services/{name}/restart",
+        "restart_sandbox_service",
+        "Start a service anew",
+    )
+    .answers(202, Content::Nothing)
+    .fails(&[403, 404, 409, 503])
+    .tag("Services"),
     Route::new("POST", "/sandboxes/{sandbox_id}/snapshots", "create_snapshot", "Snapshot a running sandbox")
         .optional_body("CreateSnapshotRequest")
         .answers(202, Content::Json("Snapshot"))

@@ -10,6 +10,7 @@ pub mod lifecycle;
 pub mod ports;
 pub mod schedule;
 pub mod snapshot;
+pub mod source;
 pub mod spec;
 pub mod time;
 pub mod workspace;

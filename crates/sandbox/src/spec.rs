@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{hooks::Hooks, ids::SnapshotId, time::Timestamp};
+use crate::{hooks::Hooks, ids::SnapshotId, source::RepositorySource, time::Timestamp};
 
 /// What the box runs beside the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,6 +187,9 @@ pub struct Spec {
     pub tenant: Option<String>,
     #[serde(default, skip_serializing_if = "Hooks::is_empty")]
     pub hooks: Hooks,
+    /// Made from a repository; `image` is empty until one was found for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Box<RepositorySource>>,
 }
 
 impl Spec {
@@ -205,6 +208,7 @@ impl Spec {
             egress: None,
             tenant: None,
             hooks: Hooks::default(),
+            source: None,
         }
     }
 }

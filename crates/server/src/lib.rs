@@ -18,3 +18,4 @@ pub mod store;
 pub mod telemetry;
 pub mod tenants;
 mod tls;
+pub mod workspace;

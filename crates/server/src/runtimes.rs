@@ -114,16 +114,21 @@ impl Opened {
     /// What the engine works by on this runtime.
     #[must_use]
     pub fn settings(&self, config: &Config) -> Settings {
+        let usual = Settings {
+            provision_deadline: config.workspaces.provision_deadline,
+            failed_box_retention: config.workspaces.failed_retention,
+            ..Settings::default()
+        };
         match self.backend {
             Backend::Embedded(_) => Settings {
                 create_grace: config.embedded.create_grace,
                 max_sandboxes: config.embedded.max_sandboxes.unwrap_or(0),
-                ..Settings::default()
+                ..usual
             },
             Backend::Docker(_) => Settings {
                 create_grace: DOCKER_CREATE_GRACE,
                 parallel_starts: PARALLEL_DOCKER_STARTS,
-                ..Settings::default()
+                ..usual
             },
         }
     }
@@ -199,10 +204,23 @@ fn images(runtime: &EmbeddedRuntime, state_dir: &Path) -> Images {
     Images { store: runtime.images().clone(), uploads, in_use: Arc::new(runtime.image_users()) }
 }
 
+/// Where this server keeps files of its own beside its database.
+#[must_use]
+pub fn state_dir(config: &Config) -> PathBuf {
+    match config.runtime.kind {
+        RuntimeKind::Embedded => config.embedded.state_dir.clone(),
+        RuntimeKind::Docker | RuntimeKind::Kubernetes => beside_store(config).join("sandglass"),
+    }
+}
+
+/// The user who runs the server may write there.
+fn beside_store(config: &Config) -> &Path {
+    config.store.path.parent().unwrap_or_else(|| Path::new("/var/lib/sandglass"))
+}
+
 fn docker(config: &Config, engine: EngineAddress, home: Option<&Path>) -> docker::DockerConfig {
     let settings = &config.docker;
-    // Beside the database: the user who runs the server may write there.
-    let beside = config.store.path.parent().unwrap_or_else(|| Path::new("/var/lib/sandglass"));
+    let beside = beside_store(config);
     // Where other servers of this API on the same engine look for them too.
     let shared = home.map_or_else(|| beside.to_path_buf(), |home| home.join(".opensandbox"));
     docker::DockerConfig {

@@ -29,6 +29,7 @@ use crate::{
         otlp::{self, Exporter},
     },
     tenants,
+    workspace::{self, Images, Workspaces},
 };
 
 /// Why a server could not start. Each says what to do about it.
@@ -101,19 +102,28 @@ impl Prepared {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let settings = runtime.settings(&config);
         let metrics = Arc::<Metrics>::default();
-        let counted = Arc::new(CountedStore::new(Arc::new(store.clone()), metrics.clone()));
-        let engine = Engine::new(runtime.runtime.clone(), counted, clock, settings);
+        let counted: Arc<dyn Store> = Arc::new(CountedStore::new(Arc::new(store.clone()), metrics.clone()));
+        let engine = Engine::new(runtime.runtime.clone(), counted.clone(), clock.clone(), settings);
         let outcomes = metrics.clone();
         engine.on_created(move |failed_phase| outcomes.count_create(failed_phase));
+        // What finds and builds images; none in this version.
+        let images: Option<Arc<dyn Images>> = None;
+        let workspaces = open_workspaces(&config, &engine, (counted, clock), images).await?;
         engine.recover().await?;
+        if let Some(workspaces) = &workspaces {
+            workspaces.settle().await;
+        }
         let address =
             listener.local_addr().map_err(|source| StartError::Listen { address: "?".into(), source })?;
         let stop = CancellationToken::new();
         let keys = tenants::open(&config).await?;
         let exporter = exporter(&config, &engine, &metrics);
         let telemetry = Telemetry { metrics: metrics.clone(), tracer: exporter.tracer().clone() };
-        let app =
+        let mut app =
             App::new(config.clone(), engine.clone(), runtime.images.clone(), keys).with_telemetry(telemetry);
+        if let Some(workspaces) = &workspaces {
+            app = app.with_workspaces(workspaces.clone());
+        }
         let renewals = Renewals::start(&engine, &config.renew_intent, metrics.clone())?;
         if let Some(renewals) = &renewals {
             app.renew_on_access(renewals.clone());
@@ -132,6 +142,7 @@ impl Prepared {
         Ok(Server {
             address,
             engine,
+            workspaces,
             store,
             runtime,
             ingress,
@@ -143,6 +154,35 @@ impl Prepared {
             drain,
         })
     }
+}
+
+/// What makes sandboxes from repositories, where images are found for them. Before the engine recovers.
+async fn open_workspaces(
+    config: &Config,
+    engine: &Arc<Engine>,
+    (store, clock): (Arc<dyn Store>, Arc<dyn Clock>),
+    images: Option<Arc<dyn Images>>,
+) -> Result<Option<Arc<Workspaces>>, StartError> {
+    let Some(images) = images else { return Ok(None) };
+    let wanted = &config.workspaces;
+    let settings = workspace::Settings {
+        attach_within: wanted.attach_timeout,
+        grace: wanted.grace,
+        shutdown_grace: wanted.shutdown_grace,
+        agent_url: wanted.agent_url.clone(),
+        ..workspace::Settings::new(runtimes::state_dir(config))
+    };
+    let opened = Workspaces::open(settings, store, clock, images).await;
+    let workspaces =
+        opened.map_err(|source| StartError::Store { place: SqlStore::place(&config.store), source })?;
+    workspaces.serve(engine);
+    engine.provision_with(workspaces.clone());
+    if let Some(address) = &wanted.agent_listen {
+        let refused = |source| StartError::Listen { address: address.clone(), source };
+        let listener = TcpListener::bind(address).map_err(refused)?;
+        workspaces.listen(listener).map_err(refused)?;
+    }
+    Ok(Some(workspaces))
 }
 
 /// Connections to the port that only redirects.
@@ -249,6 +289,7 @@ fn bracketed(host: &str) -> String {
 pub struct Server {
     address: SocketAddr,
     engine: Arc<Engine>,
+    workspaces: Option<Arc<Workspaces>>,
     store: SqlStore,
     runtime: Opened,
     ingress: IngressState,
@@ -303,6 +344,9 @@ impl Server {
         }
         self.exporter.stop(self.drain.saturating_sub(begun.elapsed()).max(LAST_EXPORT)).await;
         self.engine.stop().await;
+        if let Some(workspaces) = &self.workspaces {
+            workspaces.stop().await;
+        }
         self.store.shut().await;
         // Without boxes the host-side network is of no use; with boxes it must stay.
         if self.engine.index().is_empty() {

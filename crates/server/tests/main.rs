@@ -15,3 +15,4 @@ mod snapshots;
 mod telemetry;
 mod tenants;
 mod wake;
+mod workspaces;

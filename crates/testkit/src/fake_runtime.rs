@@ -255,6 +255,7 @@ impl Runtime for FakeRuntime {
             named_volumes: true,
             object_store_volumes: true,
             foreign_platforms: true,
+            sockets: true,
         }
     }
 

@@ -10,8 +10,8 @@ use sandglass_sandbox::{
     SandboxId, SnapshotId, Timestamp,
     lifecycle::intent::Intent,
     ports::store::{
-        Advance, Claim, EventRecord, HistoryBounds, IdempotencyRecord, SequencedEvent, SnapshotFilter, Store,
-        StoreError,
+        Advance, AgentRecord, Claim, EventRecord, HistoryBounds, IdempotencyRecord, SequencedEvent,
+        SnapshotFilter, Store, StoreError,
     },
     snapshot::{SnapshotRecord, SnapshotState},
 };
@@ -24,6 +24,7 @@ struct Tables {
     last_seq: u64,
     keys: HashMap<String, (IdempotencyRecord, Timestamp)>,
     snapshots: HashMap<SnapshotId, SnapshotRecord>,
+    agents: HashMap<SandboxId, AgentRecord>,
     /// Writes to refuse before the next one succeeds.
     refuse: u32,
 }
@@ -168,6 +169,22 @@ impl Store for MemoryStore {
         let first = tables.history(id).next().map(|e| e.seq);
         let last = tables.history(id).last().map(|e| e.seq);
         Ok(first.zip(last).map(|(first, last)| HistoryBounds { first, last }))
+    }
+
+    async fn agents(&self) -> Result<Vec<AgentRecord>, StoreError> {
+        Ok(self.lock().agents.values().cloned().collect())
+    }
+
+    async fn save_agent(&self, record: &AgentRecord, events: &[EventRecord]) -> Result<(), StoreError> {
+        let mut tables = self.write()?;
+        tables.agents.insert(record.sandbox_id, record.clone());
+        tables.append(record.sandbox_id, events);
+        Ok(())
+    }
+
+    async fn forget_agent(&self, id: SandboxId) -> Result<(), StoreError> {
+        self.write()?.agents.remove(&id);
+        Ok(())
     }
 
     async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), StoreError> {

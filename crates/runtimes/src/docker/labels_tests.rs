@@ -31,6 +31,7 @@ fn plan() -> StartPlan {
         created_at: Timestamp::clamped(1_893_455_000_000),
         agent_token: "agent-secret".into(),
         route_token: "route-secret".into(),
+        delivery: Vec::new(),
     }
 }
 

@@ -8,6 +8,7 @@ mod agent;
 mod audit;
 mod client;
 mod container;
+mod delivery;
 mod enforcer;
 mod errors;
 mod freeze;

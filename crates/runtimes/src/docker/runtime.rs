@@ -30,6 +30,7 @@ impl Runtime for DockerRuntime {
             named_volumes: true,
             object_store_volumes: true,
             foreign_platforms: true,
+            sockets: self.shared.agent.mount().is_some(),
         }
     }
 

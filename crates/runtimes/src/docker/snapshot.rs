@@ -193,6 +193,7 @@ mod tests {
             created_at: Timestamp::clamped(1),
             agent_token: "secret".into(),
             route_token: "secret".into(),
+            delivery: Vec::new(),
         };
         let mut labels =
             labels::for_create(SandboxId::random(), &plan, &[], &Made::default(), &HashMap::new());

@@ -27,6 +27,7 @@ use super::{
     Made, Shared,
     agent::{self, AGENT_PORT},
     client::CONNECT_PATIENCE,
+    delivery,
     errors::{Failure, failed, invalid, is_port_clash},
     host_config,
     image::{self, ImageFacts},
@@ -286,6 +287,7 @@ impl Shared {
             self.upload_windows_agent(&container).await?;
         } else if upload {
             self.upload_agent(&container).await?;
+            self.upload_delivery(&container, &parts.plan.delivery).await?;
         }
         let name = &container;
         let started = self
@@ -381,6 +383,9 @@ impl Shared {
         if windows {
             windows::adapt(&mut host, parts.id);
         } else {
+            if agent.is_some() {
+                mounts.extend(parts.plan.delivery.iter().map(delivery::mount));
+            }
             mounts.extend(agent);
         }
         host.mounts.get_or_insert_default().append(&mut mounts);

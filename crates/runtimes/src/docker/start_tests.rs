@@ -32,6 +32,7 @@ fn plan(spec: Spec) -> StartPlan {
         created_at: Timestamp::clamped(1_893_456_000_000),
         agent_token: "agent-secret".into(),
         route_token: "route-secret".into(),
+        delivery: Vec::new(),
     }
 }
 

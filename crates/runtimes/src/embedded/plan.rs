@@ -5,7 +5,7 @@ use sandglass_sandbox::{
     SandboxId, Timestamp,
     ports::{
         RuntimeErrorKind,
-        runtime::{RuntimeError, StartPlan},
+        runtime::{Delivery, RuntimeError, StartPlan},
     },
     spec::{Entrypoint, MutableFacts, Spec, Volume, VolumeSource},
 };
@@ -59,7 +59,13 @@ impl Shared {
                     .map(|(lower, target)| shim::Graft { lower: lower.clone(), target: target.clone() })
                     .collect(),
                 read_only: false,
-                volumes: plan.spec.volumes.iter().filter_map(bind).collect(),
+                volumes: plan
+                    .spec
+                    .volumes
+                    .iter()
+                    .filter_map(bind)
+                    .chain(plan.delivery.iter().map(delivered))
+                    .collect(),
             },
             network: Some(network),
             egress,
@@ -109,6 +115,14 @@ fn hooks(spec: &Spec) -> Result<serde_json::Value, RuntimeError> {
 fn bind(volume: &Volume) -> Option<shim::Bind> {
     let VolumeSource::Host { path } = &volume.source else { return None };
     Some(shim::Bind { source: path.clone(), target: volume.target.clone(), read_only: volume.read_only })
+}
+
+fn delivered(delivery: &Delivery) -> shim::Bind {
+    shim::Bind {
+        source: delivery.source.clone(),
+        target: delivery.target.clone(),
+        read_only: delivery.read_only,
+    }
 }
 
 fn non_empty(text: &str, default: &str) -> String {

@@ -291,6 +291,7 @@ impl Runtime for EmbeddedRuntime {
             named_volumes: false,
             object_store_volumes: false,
             foreign_platforms: false,
+            sockets: true,
         }
     }
 

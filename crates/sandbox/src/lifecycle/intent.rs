@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::boot::Failure;
 use crate::{
-    ids::SandboxId,
+    ids::{ImageBuildId, SandboxId},
     ports::runtime::RuntimeError,
     spec::{MutableFacts, Spec},
     time::Timestamp,
@@ -61,13 +62,30 @@ pub struct Create {
 pub enum Progress {
     /// Written down; nothing done yet.
     Accepted,
+    /// The remotes are asked for commits, and the image is looked for.
+    Resolving,
+    /// Another build has its turn first.
+    #[serde(rename_all = "camelCase")]
+    Queued { build: ImageBuildId },
+    /// The image is being built.
+    #[serde(rename_all = "camelCase")]
+    Building { build: ImageBuildId },
     /// The image is being fetched or unpacked.
     Preparing,
     /// The runtime is making the box.
     Starting,
     /// It cannot be made. Kept until deleted or expired, so that whoever asks learns why.
     #[serde(rename_all = "camelCase")]
-    Failed { error: StoredError, at: Timestamp },
+    Failed {
+        error: StoredError,
+        at: Timestamp,
+        /// What there is to say beyond the error, of a sandbox that is made from a repository.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        failure: Option<Box<Failure>>,
+        /// What is left of the box stays until then, for diagnosis.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        keep_until: Option<Timestamp>,
+    },
 }
 
 /// A [`RuntimeError`] as the store keeps it.

@@ -3,7 +3,7 @@
 //! Backends report facts ([`Observation`]), never lifecycle states; the control plane composes states from intents and
 //! observations. Every method is keyed by our id and idempotent.
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
@@ -80,6 +80,8 @@ pub struct Capabilities {
     pub object_store_volumes: bool,
     /// Boxes of another architecture or operating system than the server's.
     pub foreign_platforms: bool,
+    /// Folders of this machine with sockets in them can be shown in a box, see [`Delivery`].
+    pub sockets: bool,
 }
 
 /// How a box ended.
@@ -167,6 +169,20 @@ pub struct StartPlan {
     pub created_at: Timestamp,
     pub agent_token: String,
     pub route_token: String,
+    /// What the box finds in its file system beside the image's files.
+    pub delivery: Vec<Delivery>,
+}
+
+/// A file or folder of the server's machine, shown in one box and in no other for as long as the box exists.
+///
+/// What root owns outside is root's inside, with the same mode. A folder shows what the server makes in it later, sockets included;
+/// without [`Capabilities::sockets`] there are only files, as they are when the box is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivery {
+    pub source: PathBuf,
+    /// Absolute.
+    pub target: PathBuf,
+    pub read_only: bool,
 }
 
 /// One event in a box's own history, recorded by whoever supervises it.

@@ -79,6 +79,14 @@ pub enum Claim {
     Taken(IdempotencyRecord),
 }
 
+/// What is kept of a sandbox's agent over a restart of the server.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentRecord {
+    pub sandbox_id: SandboxId,
+    /// Opaque to the store. Holds no secret: of a token its digest.
+    pub body: serde_json::Value,
+}
+
 /// Intents, idempotency keys and history.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
@@ -134,6 +142,16 @@ pub trait Store: Send + Sync + 'static {
 
     /// The kept part of a sandbox's history; `None` when nothing is known of such a sandbox.
     async fn history_bounds(&self, id: SandboxId) -> Result<Option<HistoryBounds>, StoreError>;
+
+    /// What is kept of every agent.
+    async fn agents(&self) -> Result<Vec<AgentRecord>, StoreError>;
+
+    /// Inserts or replaces what is kept of an agent and appends what it told, in one transaction: an event that was acknowledged is
+    /// written, and one that is written is acknowledged.
+    async fn save_agent(&self, record: &AgentRecord, events: &[EventRecord]) -> Result<(), StoreError>;
+
+    /// Forgets an agent. Absent is success.
+    async fn forget_agent(&self, id: SandboxId) -> Result<(), StoreError>;
 
     /// Inserts a snapshot.
     async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), StoreError>;

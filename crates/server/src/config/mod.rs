@@ -34,6 +34,7 @@ mod storage;
 mod store;
 mod tenants;
 mod values;
+mod workspaces;
 
 pub use agent_sandbox::{AgentSandboxConfig, ShutdownPolicy};
 pub use choice::Choice;
@@ -60,6 +61,7 @@ pub use storage::StorageConfig;
 pub use store::{PostgresConfig, StoreConfig, StoreKind};
 pub use tenants::{TenantProvider, TenantsConfig};
 pub use values::{ByteSize, Endpoint, Ipv4Subnet, Quantity, Secret, SubnetChoice};
+pub use workspaces::WorkspacesConfig;
 
 use reader::Reader;
 
@@ -86,6 +88,7 @@ pub struct Config {
     pub tenants: Option<TenantsConfig>,
     pub kubernetes: KubernetesConfig,
     pub agent_sandbox: AgentSandboxConfig,
+    pub workspaces: WorkspacesConfig,
 }
 
 impl Config {
@@ -114,6 +117,12 @@ impl Config {
             "Sandglass's own runtime: sandboxes straight from the kernel, no daemon.",
             &mut self.embedded,
             EmbeddedConfig::keys,
+        );
+        reader.section(
+            "workspaces",
+            "Sandboxes that are made from repositories.",
+            &mut self.workspaces,
+            WorkspacesConfig::keys,
         );
         reader.section("storage", "What requests may mount.", &mut self.storage, StorageConfig::keys);
         reader.section("store", "The server's own database.", &mut self.store, StoreConfig::keys);

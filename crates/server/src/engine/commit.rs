@@ -7,6 +7,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use sandglass_sandbox::{
     SandboxId, Timestamp,
     lifecycle::{
+        boot::Reason,
         intent::{Create, Intent, Operation, Progress, RemoveReason, StoredError},
         request::{Refused, Request, Verdict, ask},
         state::State,
@@ -16,16 +17,18 @@ use sandglass_sandbox::{
         runtime::RuntimeError,
         store::{Advance, Claim, IdempotencyRecord},
     },
+    source::BuildPolicy,
     spec::{MutableFacts, Secrets, Spec},
 };
 use tracing::{info, warn};
 
 use super::{Engine, history::REMOVED, index::Entry};
+use crate::workspace::Confidential;
 
 /// Times a lost compare-and-swap is tried again before giving up: about five seconds.
 const ATTEMPTS: u32 = 250;
 /// Pause before the next try. The driver that won the race shows its result in the index within this time.
-const AFTER_LOST_RACE: Duration = Duration::from_millis(20);
+pub(super) const AFTER_LOST_RACE: Duration = Duration::from_millis(20);
 
 /// Why a request about a sandbox was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +53,10 @@ pub enum EngineError {
     TooMany(usize),
     #[error("the snapshot was removed or is not ready any more")]
     SnapshotNotReady,
+    #[error("this server makes no sandboxes from repositories")]
+    NoRepositories,
+    #[error("no image of this repository fits, and the request forbids to build one")]
+    NotCached,
     #[error("the sandbox is changing too fast; try again")]
     Contended,
     #[error(transparent)]
@@ -66,6 +73,8 @@ pub struct NewSandbox {
     pub secrets: Secrets,
     /// The `Idempotency-Key` and a digest of the request it came with.
     pub key: Option<(String, String)>,
+    /// What a create from a repository brought along that is not to be stored.
+    pub confidential: Confidential,
 }
 
 impl Engine {
@@ -85,6 +94,9 @@ impl Engine {
         }
         let id = SandboxId::random();
         let intent = self.create_intent(id, &new, now)?;
+        if new.spec.source.is_some() {
+            self.keep_secrets(id, &new.confidential).await?;
+        }
         let unchanged = self.restorable(new.spec.snapshot).await?;
         let claim = match &new.key {
             Some((key, fingerprint)) => {
@@ -94,6 +106,7 @@ impl Engine {
             None => self.store.insert_create(&intent, None).await?,
         };
         if let (Claim::Taken(taken), Some((_, fingerprint))) = (claim, &new.key) {
+            self.forget_agent_of(id);
             return self.repeat(&taken, fingerprint);
         }
         info!(sandbox = %id, image = new.spec.image, "accepted");
@@ -126,11 +139,21 @@ impl Engine {
                 progress: Progress::Accepted,
             })),
             accepted_at: now,
-            deadline: self.in_future(self.settings.create_deadline),
+            deadline: self.in_future(match new.spec.source {
+                Some(_) => self.settings.provision_deadline,
+                None => self.settings.create_deadline,
+            }),
         })
     }
 
-    fn in_future(&self, delay: Duration) -> Timestamp {
+    /// Before anything is written down: a create whose secrets are lost could not be carried out.
+    async fn keep_secrets(&self, id: SandboxId, secrets: &Confidential) -> Result<(), EngineError> {
+        let Some(provisioner) = self.provisioner() else { return Err(EngineError::NoRepositories) };
+        let kept = provisioner.accept(id, secrets).await;
+        kept.map_err(|e| EngineError::OperationFailed { operation: "create", error: Arc::new(e) })
+    }
+
+    pub(super) fn in_future(&self, delay: Duration) -> Timestamp {
         let now = self.clock.now();
         now.checked_add(delay).unwrap_or(now)
     }
@@ -143,6 +166,13 @@ impl Engine {
     }
 
     async fn await_creation(self: &Arc<Self>, id: SandboxId) -> Result<Entry, EngineError> {
+        // How a repository fares is told by the sandbox itself, but for what the request made a condition.
+        let source = self.index.get(id).and_then(|e| e.spec().and_then(|spec| spec.source.clone()));
+        if let Some(source) = &source
+            && source.image_build.policy != BuildPolicy::RequireCached
+        {
+            return self.index.get(id).ok_or_else(|| EngineError::NotFound(id.to_string()));
+        }
         let settled = self.index.wait_for(id, |entry| {
             let entry = entry?;
             let settled = entry.status().is_some_and(|s| s.state != State::Pending);
@@ -155,6 +185,11 @@ impl Engine {
         };
         let failure = match entry.intent.as_deref() {
             Some(Intent { operation: Operation::Create(create), generation, .. }) => match &create.progress {
+                Progress::Failed { failure: Some(failure), .. }
+                    if failure.reason != Reason::ImageNotCached =>
+                {
+                    None
+                }
                 Progress::Failed { error, .. } => Some((*generation, error.clone())),
                 _ => None,
             },
@@ -164,6 +199,10 @@ impl Engine {
         let event = self.event("removed", RemoveReason::CreateFailed.word());
         self.close(id, generation, &[event]).await?;
         self.store.release_key(id).await?;
+        self.forget_agent_of(id);
+        if source.is_some() {
+            return Err(EngineError::NotCached);
+        }
         Err(EngineError::CreateFailed(error))
     }
 
@@ -422,7 +461,11 @@ impl Engine {
 
     /// Removes what has expired although the store cannot be written. No intent is needed to find it again: the box itself says that its
     /// time is over, to the next pass and to the next server.
-    async fn remove_unrecorded(&self, id: SandboxId, error: StoreError) -> Result<(), EngineError> {
+    async fn remove_unrecorded(
+        self: &Arc<Self>,
+        id: SandboxId,
+        error: StoreError,
+    ) -> Result<(), EngineError> {
         let idle = self.index.get(id).is_some_and(|e| e.intent.is_none() && e.observed.is_some());
         if !idle || self.reachable().is_err() {
             return Err(error.into());

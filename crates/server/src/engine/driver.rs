@@ -8,14 +8,16 @@ use std::{sync::Arc, time::Duration};
 use sandglass_sandbox::{
     SandboxId, Timestamp,
     lifecycle::{
-        intent::{Create, Intent, Operation, Progress},
+        boot::{Failure, Reason},
+        intent::{Create, Intent, Operation, Progress, RemoveReason},
         step::{self, Outcome, Step},
     },
     ports::{
         RuntimeErrorKind,
-        runtime::{Condition, Observation, PrepareProgress, RuntimeError, StartPlan},
+        runtime::{Condition, Delivery, Observation, PrepareProgress, RuntimeError, StartPlan},
         store::{Advance, EventRecord, StoreError},
     },
+    spec::MutableFacts,
 };
 use tokio::sync::Notify;
 use tracing::{info, warn};
@@ -56,6 +58,7 @@ impl Engine {
         let step = step::next(
             entry.as_ref().and_then(|e| e.intent.as_deref()),
             entry.as_ref().and_then(|e| e.observed.as_deref()),
+            entry.as_ref().and_then(|e| e.agent.as_deref()),
             at_hand,
             self.clock.now(),
         );
@@ -108,6 +111,8 @@ impl Engine {
         poke: &Notify,
     ) -> Result<(), StoreError> {
         match (step, &intent.operation) {
+            (Step::Resolve, Operation::Create(create)) => self.resolve(id, intent, create, poke).await,
+            (Step::GiveUp(failure), Operation::Create(_)) => self.give_up(id, *failure).await,
             (Step::Prepare, Operation::Create(create)) => self.prepare(id, intent, create, poke).await,
             (Step::Start, Operation::Create(_)) => self.start(id, intent.generation, poke).await,
             (Step::Pause, _) => {
@@ -124,7 +129,7 @@ impl Engine {
             }
             (Step::Remove, Operation::Remove { reason, .. }) => {
                 let _working = self.working_on(id);
-                self.remove(id, intent, reason.word()).await
+                self.remove(id, intent, *reason).await
             }
             (Step::Close(Outcome::Done), Operation::Create(create)) => {
                 self.close_created(id, intent, create).await
@@ -155,7 +160,13 @@ impl Engine {
                 self.close(id, intent.generation, &events).await.map(drop)
             }
             (Step::Discard, Operation::Create(_)) => {
-                match self.runtime.remove(id, Duration::ZERO).await {
+                let mut removed = self.runtime.remove(id, Duration::ZERO).await;
+                if removed.is_ok()
+                    && let Some(provisioner) = self.provisioner()
+                {
+                    removed = provisioner.forget(id).await;
+                }
+                match removed {
                     Ok(()) => {
                         self.vanished(id);
                     }
@@ -174,7 +185,7 @@ impl Engine {
     }
 
     async fn prepare(
-        &self,
+        self: &Arc<Self>,
         id: SandboxId,
         intent: &Intent,
         create: &Create,
@@ -209,6 +220,9 @@ impl Engine {
             Err(error) if error.retryable() => {
                 self.await_runtime(id, error, poke).await;
                 Ok(())
+            }
+            Err(error) if create.spec.source.is_some() => {
+                self.give_up(id, of_runtime(Reason::ImagePullFailed, &error)).await
             }
             Err(error) => self.fail_create(id, intent.generation, error).await,
         }
@@ -251,7 +265,7 @@ impl Engine {
         }
     }
 
-    async fn superseded(&self, id: SandboxId, generation: u64, poke: &Notify) {
+    pub(super) async fn superseded(&self, id: SandboxId, generation: u64, poke: &Notify) {
         loop {
             tokio::select! {
                 () = poke.notified() => {}
@@ -263,7 +277,12 @@ impl Engine {
         }
     }
 
-    async fn start(&self, id: SandboxId, generation: u64, poke: &Notify) -> Result<(), StoreError> {
+    async fn start(
+        self: &Arc<Self>,
+        id: SandboxId,
+        generation: u64,
+        poke: &Notify,
+    ) -> Result<(), StoreError> {
         let Ok(slot) = self.starting.acquire().await else { return Ok(()) };
         // A renewal of a pending sandbox changes the intent's facts; from here on it must wait for the box.
         let facts = self.facts_lock(id).lock().await;
@@ -273,9 +292,16 @@ impl Engine {
             // A renewal got in first and bumped the generation: carry the progress over and go on with its facts.
             self.index.set_progress(id, intent.generation, Progress::Starting);
         }
+        let delivery = match self.deliver(id, create).await {
+            Ok(delivery) => delivery,
+            Err(error) => {
+                return self.give_up(id, of_runtime(Reason::ContainerCreateFailed, &error)).await;
+            }
+        };
         let plan = StartPlan {
             spec: create.spec.clone(),
-            facts: create.facts.clone(),
+            facts: begun(create, self.clock.now()),
+            delivery,
             created_at: intent.accepted_at,
             agent_token: create.agent_token.clone(),
             route_token: create.route_token.clone(),
@@ -286,6 +312,11 @@ impl Engine {
         let started = self.runtime.start(id, &plan, &secrets).await;
         end_phase(&mut span, started.as_ref().err());
         drop(span);
+        if create.spec.source.is_some()
+            && let Some(provisioner) = self.provisioner()
+        {
+            provisioner.made(id, create, started.as_ref().map(drop)).await;
+        }
         match started {
             Ok(observed) => {
                 if observed.condition == Condition::Starting {
@@ -297,6 +328,10 @@ impl Engine {
                 let _change = self.changing(id);
                 self.index.observe(observed);
                 self.secrets().remove(&id);
+                if create.spec.source.is_some() {
+                    // Its agent has the last word; the next step waits for it.
+                    return Ok(());
+                }
                 self.close_created(id, &intent, create).await
             }
             Err(error) if error.retryable() => {
@@ -304,7 +339,18 @@ impl Engine {
                 self.await_runtime(id, error, poke).await;
                 Ok(())
             }
+            Err(error) if create.spec.source.is_some() => {
+                self.give_up(id, of_runtime(Reason::ContainerCreateFailed, &error)).await
+            }
             Err(error) => self.fail_create(id, intent.generation, error).await,
+        }
+    }
+
+    /// What the box finds beside the files of its image.
+    async fn deliver(&self, id: SandboxId, create: &Create) -> Result<Vec<Delivery>, RuntimeError> {
+        match self.provisioner() {
+            Some(provisioner) if create.spec.source.is_some() => provisioner.deliver(id, create).await,
+            _ => Ok(Vec::new()),
         }
     }
 
@@ -330,7 +376,7 @@ impl Engine {
     }
 
     async fn frozen(
-        &self,
+        self: &Arc<Self>,
         id: SandboxId,
         intent: &Intent,
         done: Result<Observation, RuntimeError>,
@@ -340,7 +386,7 @@ impl Engine {
         let mut events = Vec::new();
         match done {
             Ok(observed) => {
-                self.index.observe(observed);
+                self.observe(observed);
                 events.push(self.event(kind, ""));
             }
             Err(error) => {
@@ -355,12 +401,27 @@ impl Engine {
         self.close(id, intent.generation, &events).await.map(drop)
     }
 
-    async fn remove(&self, id: SandboxId, intent: &Intent, reason: &str) -> Result<(), StoreError> {
+    async fn remove(
+        self: &Arc<Self>,
+        id: SandboxId,
+        intent: &Intent,
+        why: RemoveReason,
+    ) -> Result<(), StoreError> {
+        let reason = why.word();
+        if let Some(provisioner) = self.provisioner() {
+            provisioner.drain(id, why).await;
+        }
         // What the box knows of its own past goes into the history before the box goes.
         let known = self.runtime.events(id).await.unwrap_or_default().into_iter();
         let mut events: Vec<EventRecord> =
             known.filter(|event| !event.kind.starts_with(OF_EGRESS)).map(record).collect();
-        match self.runtime.remove(id, self.settings.stop_grace).await {
+        let mut removed = self.runtime.remove(id, self.settings.stop_grace).await;
+        if removed.is_ok()
+            && let Some(provisioner) = self.provisioner()
+        {
+            removed = provisioner.forget(id).await;
+        }
+        match removed {
             Ok(()) => {
                 info!(sandbox = %id, reason, "removed");
                 let _change = self.changing(id);
@@ -370,10 +431,10 @@ impl Engine {
             }
             Err(error) => {
                 warn!(sandbox = %id, error = %error, "removal failed");
-                let Operation::Remove { reason, .. } = intent.operation else { return Ok(()) };
                 let not_before = self.clock.now().checked_add(self.settings.remove_retry);
                 let event = self.event("remove_failed", &error.to_string());
-                let operation = Operation::Remove { reason, not_before, last_error: Some(error.to_string()) };
+                let operation =
+                    Operation::Remove { reason: why, not_before, last_error: Some(error.to_string()) };
                 let again = Intent { generation: intent.generation + 1, operation, ..intent.clone() };
                 if self.advance(Some(intent.generation), again, Some(&event)).await? == Advance::Written {
                     self.index.set_failure(id, intent.generation, error);
@@ -400,7 +461,7 @@ impl Engine {
         let event = self.event("create_failed", &error.to_string());
         let phase = error.phase.clone();
         let mut failed = create.as_ref().clone();
-        failed.progress = Progress::Failed { error: error.into(), at };
+        failed.progress = Progress::Failed { error: error.into(), at, failure: None, keep_until: None };
         let failed = Intent {
             generation: generation + 1,
             operation: Operation::Create(Box::new(failed)),
@@ -412,6 +473,22 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// The facts of a box whose life begins now.
+fn begun(create: &Create, now: Timestamp) -> MutableFacts {
+    let mut facts = create.facts.clone();
+    let ttl = create.spec.source.as_ref().and_then(|source| source.ttl_seconds);
+    if let Some(until) = ttl.and_then(|ttl| now.checked_add(Duration::from_secs(ttl))) {
+        // Somebody may have renewed it for longer while it waited.
+        facts.expires_at = facts.expires_at.map(|at| at.max(until));
+    }
+    facts
+}
+
+/// A runtime's failure as that of a sandbox made from a repository.
+fn of_runtime(reason: Reason, error: &RuntimeError) -> Failure {
+    Failure { phase: Some(error.phase.clone()), ..Failure::new(reason, error.message.clone()) }
 }
 
 /// A line of the box's own history, marked as such: the server has lines of the same kinds.

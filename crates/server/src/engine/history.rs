@@ -23,7 +23,7 @@ use sandglass_sandbox::{
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{Engine, index::Entry, stripes};
+use super::{Engine, index::Entry, provision::READY, stripes};
 
 /// Sandboxes share this many counters; a shared one only makes a reader look twice.
 const STRIPES: usize = 256;
@@ -149,8 +149,11 @@ pub struct Moment {
 
 /// The lines that begin a history: the accepted create, written with its outcome or before its first progress.
 fn opening(create: &Create, at: Timestamp) -> Vec<EventRecord> {
-    let mut lines =
-        vec![EventRecord { at, kind: "accepted".into(), message: format!("image {}", create.spec.image) }];
+    let message = match create.spec.source.as_ref().and_then(|source| source.repositories.first()) {
+        Some(repository) => format!("repository {}", repository.url),
+        None => format!("image {}", create.spec.image),
+    };
+    let mut lines = vec![EventRecord { at, kind: "accepted".into(), message }];
     if let Some(tenant) = &create.spec.tenant {
         lines.push(EventRecord { at, kind: OWNER.into(), message: tenant.clone() });
     }
@@ -240,7 +243,11 @@ impl Engine {
         let _writing = stripes::of(&self.journal.announcing, id).lock().await;
         let announced = self.journal.announced().contains(&id);
         let mut lines = if announced { Vec::new() } else { opening(create, intent.accepted_at) };
-        lines.push(self.event("running", "the sandbox is up"));
+        let (kind, message) = match create.spec.source {
+            Some(_) => (READY, "the sandbox is ready"),
+            None => ("running", "the sandbox is up"),
+        };
+        lines.push(self.event(kind, message));
         if self.close(id, intent.generation, &lines).await? == Advance::Written {
             self.journal.mark_announced(id);
             self.created(None);

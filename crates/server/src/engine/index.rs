@@ -8,6 +8,7 @@ use std::{
 use sandglass_sandbox::{
     SandboxId, SnapshotId, Timestamp,
     lifecycle::{
+        boot::AgentFacts,
         intent::{Intent, Operation, Progress},
         state::{self, Status},
     },
@@ -22,6 +23,8 @@ pub struct Entry {
     pub id: SandboxId,
     pub intent: Option<Arc<Intent>>,
     pub observed: Option<Arc<Observation>>,
+    /// What its agent told, of a sandbox that is made from a repository.
+    pub agent: Option<Arc<AgentFacts>>,
     /// How the last operation failed, and which intent generation that was.
     pub failure: Option<(u64, Arc<RuntimeError>)>,
     /// The highest generation this process has seen, so that no two intents of it share one.
@@ -30,12 +33,12 @@ pub struct Entry {
 
 impl Entry {
     fn new(id: SandboxId) -> Self {
-        Self { id, intent: None, observed: None, failure: None, last_generation: 0 }
+        Self { id, intent: None, observed: None, agent: None, failure: None, last_generation: 0 }
     }
 
     /// The public status; `None` when the entry stands for nothing.
     pub fn status(&self) -> Option<Status> {
-        state::compute(self.intent.as_deref(), self.observed.as_deref())
+        state::compute(self.intent.as_deref(), self.observed.as_deref(), self.agent.as_deref())
     }
 
     fn create(&self) -> Option<&sandglass_sandbox::lifecycle::intent::Create> {
@@ -84,6 +87,12 @@ impl Entry {
             .as_deref()
             .map(|o| (o.agent_token.as_str(), o.route_token.as_str()))
             .or_else(|| self.create().map(|c| (c.agent_token.as_str(), c.route_token.as_str())))
+    }
+
+    /// Whether it is made from a repository and has no box yet.
+    fn is_awaited(&self) -> bool {
+        self.create().is_some_and(|create| create.spec.source.is_some())
+            && self.observed.as_ref().is_none_or(|observed| observed.condition == Condition::Starting)
     }
 
     pub(super) fn generation(&self) -> Option<u64> {
@@ -253,6 +262,14 @@ impl Index {
         self.touch();
     }
 
+    /// Takes over what an agent told. Nothing is kept of an agent whose sandbox is not known.
+    pub(super) fn set_agent(&self, id: SandboxId, facts: AgentFacts) {
+        if let Some(entry) = self.write().get_mut(&id) {
+            entry.agent = Some(Arc::new(facts));
+        }
+        self.touch();
+    }
+
     /// Shows how far a create has come. Memory only: a restart begins at the first step, which is idempotent.
     pub(super) fn set_progress(&self, id: SandboxId, generation: u64, progress: Progress) {
         let mut entries = self.write();
@@ -327,6 +344,10 @@ impl Index {
                 Progress::Failed { at, .. } => at.checked_add(retention),
                 _ => None,
             });
+            // Life begins with the box; until then the deadline of the create counts.
+            if failed_at.is_none() && entry.is_awaited() {
+                continue;
+            }
             let Some(at) = entry.facts().and_then(|f| f.expires_at).or(failed_at) else { continue };
             if at <= now {
                 due.push(entry.id);

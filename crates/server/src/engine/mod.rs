@@ -12,6 +12,7 @@ pub mod extend;
 pub mod history;
 pub mod index;
 pub mod loops;
+pub mod provision;
 pub mod snapshots;
 mod stripes;
 mod wake;
@@ -53,6 +54,10 @@ pub struct Settings {
     pub remove_retry: Duration,
     /// How long a box may take to end by itself when it is removed.
     pub stop_grace: Duration,
+    /// A create from a repository that is not ready has failed; covers the build of its image.
+    pub provision_deadline: Duration,
+    /// What is left of the box of such a sandbox when it failed is removed after this time.
+    pub failed_box_retention: Duration,
     /// A failed create without expiry is forgotten after this time.
     pub failed_create_retention: Duration,
     /// History and idempotency keys older than this are forgotten.
@@ -78,6 +83,8 @@ impl Default for Settings {
             delete_patience: Duration::from_secs(60),
             remove_retry: Duration::from_secs(30),
             stop_grace: Duration::ZERO,
+            provision_deadline: Duration::from_secs(2700),
+            failed_box_retention: Duration::from_secs(600),
             failed_create_retention: Duration::from_secs(3600),
             history_retention: Duration::from_secs(7 * 24 * 3600),
             snapshot_deadline: Duration::from_secs(900),
@@ -116,6 +123,7 @@ pub struct Engine {
     closing: CancellationToken,
     removed_hook: std::sync::OnceLock<RemovedHook>,
     created_hook: std::sync::OnceLock<CreatedHook>,
+    provisioner: std::sync::OnceLock<Arc<dyn provision::Provisioner>>,
 }
 
 /// Told of every create that came to an end, with the phase in which it failed.
@@ -175,6 +183,7 @@ impl Engine {
             closing: CancellationToken::new(),
             removed_hook: std::sync::OnceLock::new(),
             created_hook: std::sync::OnceLock::new(),
+            provisioner: std::sync::OnceLock::new(),
         })
     }
 
@@ -198,6 +207,9 @@ impl Engine {
         self.recall_announced(&open).await?;
         for intent in intents {
             self.index.set_intent(intent);
+        }
+        for (id, facts) in self.provisioner().map(|p| p.known()).unwrap_or_default() {
+            self.index.set_agent(id, facts);
         }
         for id in open {
             self.poke(id);
@@ -246,6 +258,9 @@ impl Engine {
                 return News::Stale;
             }
         }
+        if let Some(provisioner) = self.provisioner() {
+            provisioner.condition(observed.id, &observed.condition);
+        }
         self.index.observe(observed)
     }
 
@@ -261,11 +276,12 @@ impl Engine {
     }
 
     /// Takes the box out of the index and tells whoever wants to know.
-    fn vanished(&self, id: SandboxId) -> bool {
+    fn vanished(self: &Arc<Self>, id: SandboxId) -> bool {
         let Some(observed) = self.index.vanished(id) else { return false };
         if let Some(hook) = self.removed_hook.get() {
             hook(&observed);
         }
+        self.forget_agent_of(id);
         true
     }
 

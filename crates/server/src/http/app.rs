@@ -8,6 +8,7 @@ use std::{
 
 use axum::extract::FromRequestParts;
 use http::request::Parts;
+use sandglass_api::lifecycle::Sandbox;
 use sandglass_proxy::{Forwarder, Limits};
 use sandglass_sandbox::{
     agent,
@@ -23,6 +24,7 @@ use super::{
     engine_errors,
     error::{ApiError, ApiResult, Code},
     images::Images,
+    present,
     validate::create::CreateRules,
 };
 use crate::{
@@ -40,6 +42,7 @@ use crate::{
     runtimes,
     telemetry::Telemetry,
     tenants::{Keyring, Principal},
+    workspace::Workspaces,
 };
 
 /// How long a runtime may take to say whether it would take a sandbox.
@@ -68,6 +71,8 @@ pub struct App {
     pub minting: Option<Arc<Minting>>,
     /// What leads to sandboxes for the gateway within this server.
     gateway: Option<(Arc<dyn Lookup>, Carrier)>,
+    /// What makes sandboxes from repositories, where the server does.
+    workspaces: Option<Arc<Workspaces>>,
 }
 
 impl std::fmt::Debug for App {
@@ -144,6 +149,7 @@ impl App {
             renewals,
             minting,
             gateway,
+            workspaces: None,
         }
     }
 
@@ -202,6 +208,27 @@ impl App {
     /// Whether reads can be answered: what the index holds may be old while the runtime is away.
     pub(super) fn readable(&self) -> ApiResult<()> {
         self.engine.reachable().map_err(|lost| ApiError::new(Code::QueryUnavailable, lost.message.clone()))
+    }
+
+    /// Makes sandboxes from repositories.
+    #[must_use]
+    pub fn with_workspaces(self, workspaces: Arc<Workspaces>) -> Self {
+        Self { workspaces: Some(workspaces), ..self }
+    }
+
+    pub(super) fn workspaces(&self) -> Option<&Workspaces> {
+        self.workspaces.as_deref()
+    }
+
+    /// A sandbox as lists show it.
+    pub(super) fn show(&self, entry: &Entry) -> Sandbox {
+        let now = self.engine.clock().now();
+        present::complete(present::sandbox(entry), entry, self.workspaces(), now)
+    }
+
+    /// A sandbox as it is read: with the words of the short dialect.
+    pub(super) fn show_in_short(&self, entry: &Entry) -> Sandbox {
+        present::in_short(self.show(entry), entry, self.engine.clock().now())
     }
 
     /// Counts and traces there, instead of nowhere.

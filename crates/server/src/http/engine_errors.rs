@@ -26,6 +26,8 @@ impl From<EngineError> for ApiError {
             EngineError::KeyReused => Self::new(Code::IdempotencyKeyReused, e.to_string()),
             EngineError::KeySpent => Self::new(Code::IdempotencyKeySpent, e.to_string()),
             EngineError::TooMany(_) => Self::exhausted(e.to_string(), 5),
+            EngineError::NoRepositories => Self::new(Code::ApiNotSupported, e.to_string()),
+            EngineError::NotCached => Self::new(Code::ImageNotCached, e.to_string()),
             EngineError::Contended => Self::new(Code::Unavailable, e.to_string()),
             EngineError::SnapshotNotReady => Self::new(Code::SnapshotNotReady, e.to_string()),
             EngineError::Snapshot(why) => of_snapshot(why),

@@ -137,6 +137,16 @@ codes! {
     IdempotencyKeyReused = CONFLICT "GENERAL::IDEMPOTENCY_KEY_REUSED";
     /// The sandbox that the key stands for is gone.
     IdempotencyKeySpent = CONFLICT "GENERAL::IDEMPOTENCY_KEY_SPENT";
+    RepositoryInvalidUrl = BAD_REQUEST "REPOSITORY::INVALID_URL";
+    RepositoryInvalidRef = BAD_REQUEST "REPOSITORY::INVALID_REF";
+    RepositoryInvalidPath = BAD_REQUEST "REPOSITORY::INVALID_PATH";
+    RepositoryHostNotAllowed = BAD_REQUEST "REPOSITORY::HOST_NOT_ALLOWED";
+    ServicePortConflict = BAD_REQUEST "SERVICE::PORT_CONFLICT";
+    ServiceNotFound = NOT_FOUND "SERVICE::NOT_FOUND";
+    UnsupportedPolicy = BAD_REQUEST "SANDBOX::UNSUPPORTED_POLICY";
+    InvalidState = CONFLICT "SANDBOX::INVALID_STATE";
+    /// Nothing fits, and the request forbids to build.
+    ImageNotCached = PRECONDITION_FAILED "IMAGE::NOT_CACHED";
     ImageNotFound = NOT_FOUND "IMAGE::NOT_FOUND";
     ImageInUse = CONFLICT "IMAGE::IN_USE";
     NoSpace = INSUFFICIENT_STORAGE "GENERAL::NO_SPACE";

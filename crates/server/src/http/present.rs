@@ -9,6 +9,8 @@ use sandglass_sandbox::{
     spec::Spec,
 };
 
+use super::present_workspace;
+pub(super) use super::present_workspace::{complete, in_short, service};
 use crate::engine::index::Entry;
 
 fn status(status: Status) -> SandboxStatus {
@@ -64,6 +66,15 @@ pub fn sandbox(entry: &Entry) -> Sandbox {
         entrypoint: entry.entrypoint(),
         expires_at: facts.and_then(|f| f.expires_at).map(Into::into),
         created_at: entry.created_at().into(),
+        source: None,
+        generation: None,
+        progress: None,
+        agent: None,
+        services: None,
+        uptime_seconds: None,
+        last_failure: None,
+        seed_state: None,
+        seed_uptime_seconds: None,
     }
 }
 
@@ -79,5 +90,7 @@ pub fn created(entry: &Entry, metadata: Option<StringMap>) -> CreateSandboxRespo
         expires_at: entry.facts().and_then(|f| f.expires_at).map(Into::into),
         created_at: entry.created_at().into(),
         entrypoint: entry.entrypoint(),
+        source: present_workspace::source(entry),
+        generation: spec.and_then(|s| s.source.as_ref()).map(|_| present_workspace::GENERATION),
     }
 }

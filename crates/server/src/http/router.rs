@@ -13,7 +13,7 @@ use http::{HeaderValue, header::STRICT_TRANSPORT_SECURITY};
 
 use super::{
     App, diagnostics, docs, events, health, images, ingress, metrics_events, metrics_page, middleware,
-    network_policy, sandboxes, snapshots, unsupported,
+    network_policy, sandboxes, services, snapshots, unsupported,
 };
 use crate::ingress::proxy_handler;
 
@@ -34,6 +34,9 @@ fn both_mounts(app: &App) -> Router<App> {
         .route("/sandboxes/{id}/diagnostics/inspect", get(diagnostics::inspect))
         .route("/sandboxes/{id}/diagnostics/summary", get(diagnostics::summary))
         .route("/sandboxes/{id}/events", get(events::events))
+        .route("/sandboxes/{id}/services", get(services::list))
+        .route("/sandboxes/{id}/services/{name}", get(services::get).put(services::switch))
+        .route("/sandboxes/{id}/services/{name}/restart", post(services::restart))
         // Snapshots, as far as the runtime makes them.
         .route("/sandboxes/{id}/snapshots", post(snapshots::create))
         .route("/snapshots", get(snapshots::list))

@@ -42,13 +42,28 @@ pub async fn create(
     let value = body.required()?;
     let request = decode::create::create(&value)?;
     validate::create::before_snapshot(&request)?;
+    let asked = validate::repository::Asked::of(&request);
     let restored = snapshots::restored(&app, &principal, &request).await?;
     let mut wanted = validate::create::create(request, restored, &app.rules, now)?;
+    if let Some(asked) = &asked {
+        let workspaces = app.workspaces().ok_or_else(|| {
+            ApiError::new(Code::ApiNotSupported, "this server makes no sandboxes from repositories")
+        })?;
+        let (source, confidential) = asked.check(workspaces.images())?;
+        wanted.spec.source = Some(Box::new(source));
+        wanted.confidential = confidential;
+    }
     wanted.spec.tenant = principal.tenant().map(str::to_owned);
     app.admit(&wanted.spec).await?;
     let wanted = wanted.settle(&app.rules).await?;
     let key = idempotency_key(&headers)?.map(|key| (principal.scoped(&key), fingerprint(&value)));
-    let new = NewSandbox { spec: wanted.spec, facts: wanted.facts, secrets: wanted.secrets, key };
+    let new = NewSandbox {
+        spec: wanted.spec,
+        facts: wanted.facts,
+        secrets: wanted.secrets,
+        key,
+        confidential: wanted.confidential,
+    };
     // In a task of its own: a client that gives up must not take a half-answered create with it.
     let engine = app.engine.clone();
     let entry = tokio::spawn(belonging(async move { engine.create(new, now).await }))
@@ -58,7 +73,8 @@ pub async fn create(
     if let Some(asked) = wanted.echoed_entrypoint {
         answer.entrypoint = asked;
     }
-    Ok((StatusCode::ACCEPTED, Json(answer)).into_response())
+    let location = format!("/v1/sandboxes/{}", entry.id);
+    Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(answer)).into_response())
 }
 
 fn idempotency_key(headers: &HeaderMap) -> ApiResult<Option<String>> {
@@ -96,7 +112,7 @@ pub async fn list(
         .filter(|entry| entry.facts().map_or(metadata.is_empty(), |f| metadata.matches(&f.metadata)))
         .collect();
     let Page { items, pagination } = page.cut(matching);
-    Ok(Json(Page { items: items.iter().map(present::sandbox).collect(), pagination }))
+    Ok(Json(Page { items: items.iter().map(|entry| app.show(entry)).collect(), pagination }))
 }
 
 /// `GET /sandboxes/{id}`
@@ -107,7 +123,7 @@ pub async fn get(
 ) -> ApiResult<Json<sandglass_api::lifecycle::Sandbox>> {
     let entry = app.find(&principal, &id)?;
     app.readable()?;
-    Ok(Json(present::sandbox(&entry)))
+    Ok(Json(app.show_in_short(&entry)))
 }
 
 /// `DELETE /sandboxes/{id}`
@@ -133,7 +149,7 @@ pub async fn patch_metadata(
     let entry = app.find(&principal, &id)?;
     validate::labels::check_patch(&patch)?;
     let entry = if patch.is_empty() { entry } else { app.engine.patch_metadata(&id, &patch).await? };
-    Ok(Json(present::sandbox(&entry)))
+    Ok(Json(app.show(&entry)))
 }
 
 /// `POST /sandboxes/{id}/pause`

@@ -4,6 +4,7 @@
 //! placeholders and only text and integers, and runs on both engines; only the migrations and the opening differ. Every
 //! write that changes an intent or a snapshot is conditional on what it replaces, so that a lost race is a value.
 
+mod agents;
 mod database;
 mod dsn;
 mod events;

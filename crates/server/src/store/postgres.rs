@@ -114,6 +114,7 @@ fn migrations() -> Vec<Migration> {
     [
         (1, "spine", include_str!("migrations/postgres/0001_spine.sql")),
         (2, "adopt", include_str!("migrations/postgres/0002_adopt.sql")),
+        (4, "agents", include_str!("migrations/postgres/0004_agents.sql")),
     ]
     .map(|(version, name, sql)| {
         Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)

@@ -7,13 +7,14 @@ use sandglass_sandbox::{
     SandboxId, SnapshotId, Timestamp,
     lifecycle::intent::Intent,
     ports::store::{
-        Advance, Claim, EventRecord, HistoryBounds, IdempotencyRecord, SequencedEvent, SnapshotFilter, Store,
-        StoreError,
+        Advance, AgentRecord, Claim, EventRecord, HistoryBounds, IdempotencyRecord, SequencedEvent,
+        SnapshotFilter, Store, StoreError,
     },
     snapshot::{SnapshotRecord, SnapshotState},
 };
 
 use super::{
+    agents,
     database::{Database, within},
     events, idempotency, intents, postgres, snapshots, sqlite,
 };
@@ -201,6 +202,24 @@ impl Store for SqlStore {
 
     async fn history_bounds(&self, id: SandboxId) -> Result<Option<HistoryBounds>, StoreError> {
         within(self.limit, async { events::bounds(&mut self.database.reader().await?, id).await }).await
+    }
+
+    async fn agents(&self) -> Result<Vec<AgentRecord>, StoreError> {
+        within(self.limit, async { agents::all(&mut self.database.reader().await?).await }).await
+    }
+
+    async fn save_agent(&self, record: &AgentRecord, told: &[EventRecord]) -> Result<(), StoreError> {
+        within(self.limit, async {
+            let mut tx = self.database.begin().await?;
+            agents::save(&mut tx, record).await?;
+            events::append(&mut tx, record.sandbox_id, told).await?;
+            tx.commit().await
+        })
+        .await
+    }
+
+    async fn forget_agent(&self, id: SandboxId) -> Result<(), StoreError> {
+        within(self.limit, async { agents::forget(&mut self.database.writer().await?, id).await }).await
     }
 
     async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), StoreError> {

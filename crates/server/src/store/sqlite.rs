@@ -53,6 +53,7 @@ fn migrations() -> Vec<Migration> {
     [
         (1, "spine", include_str!("migrations/sqlite/0001_spine.sql")),
         (2, "snapshots", include_str!("migrations/sqlite/0002_snapshots.sql")),
+        (4, "agents", include_str!("migrations/sqlite/0004_agents.sql")),
     ]
     .map(|(version, name, sql)| {
         Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)

@@ -7,8 +7,8 @@ use sandglass_sandbox::{
     SandboxId, SnapshotId, Timestamp,
     lifecycle::intent::Intent,
     ports::store::{
-        Advance, Claim, EventRecord, HistoryBounds, IdempotencyRecord, SequencedEvent, SnapshotFilter, Store,
-        StoreError,
+        Advance, AgentRecord, Claim, EventRecord, HistoryBounds, IdempotencyRecord, SequencedEvent,
+        SnapshotFilter, Store, StoreError,
     },
     snapshot::{SnapshotRecord, SnapshotState},
 };
@@ -89,6 +89,18 @@ impl Store for CountedStore {
 
     async fn history_bounds(&self, id: SandboxId) -> Answer<Option<HistoryBounds>> {
         self.counted(self.inner.history_bounds(id).await)
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        self.counted(self.inner.agents().await)
+    }
+
+    async fn save_agent(&self, record: &AgentRecord, events: &[EventRecord]) -> Answer<()> {
+        self.counted(self.inner.save_agent(record, events).await)
+    }
+
+    async fn forget_agent(&self, id: SandboxId) -> Answer<()> {
+        self.counted(self.inner.forget_agent(id).await)
     }
 
     async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Answer<()> {

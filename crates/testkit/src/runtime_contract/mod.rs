@@ -170,6 +170,7 @@ pub async fn run(subject: &Subject) {
     );
     cases!(storage, "a directory of the host" if subject.host_dir.is_some() && processes;
         a_directory_of_the_host_is_mounted,
+        what_the_server_delivers_is_shown_in_the_box,
         a_read_only_directory_cannot_be_written,
     );
     cases!(storage, "named volumes" if can.named_volumes && processes && subject.hands.is_some();
@@ -207,6 +208,7 @@ pub(crate) fn plan(subject: &Subject, argv: &[&str]) -> StartPlan {
         created_at: now,
         agent_token: "agent-token".into(),
         route_token: "route-token".into(),
+        delivery: Vec::new(),
     }
 }
 

@@ -117,7 +117,7 @@ fn end(status: Option<Status>) -> &'static str {
 }
 
 /// The box is gone, and not by a removal of ours.
-pub(super) async fn vanished(engine: &Arc<Engine>, id: SandboxId, how: &str) -> bool {
+pub(in crate::engine) async fn vanished(engine: &Arc<Engine>, id: SandboxId, how: &str) -> bool {
     let _change = engine.changing(id);
     if !engine.vanished(id) {
         return false;

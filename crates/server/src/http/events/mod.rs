@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     engine::commit::EngineError,
-    ingress::API_KEY,
+    http::middleware::auth::given_key,
     tenants::{Caller, Principal},
 };
 
@@ -126,7 +126,7 @@ pub async fn events(
         Some(text) => Some(text.to_str().ok().and_then(|t| t.trim().parse().ok()).unwrap_or(u64::MAX)),
         None => asked.after,
     };
-    let given = headers.get(API_KEY).map(|key| key.as_bytes());
+    let given = given_key(&headers);
     let caller = Caller::new(app.keys.clone(), given, principal);
     stream::open(&app.engine, caller, id, position, asked.types).await
 }

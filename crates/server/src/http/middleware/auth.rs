@@ -5,7 +5,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use http::request::Parts;
+use http::{HeaderMap, header::AUTHORIZATION, request::Parts};
 
 use crate::{
     http::error::{ApiError, Code},
@@ -80,13 +80,23 @@ pub fn digest(key: &str) -> Option<KeyDigest> {
     (!key.trim().is_empty()).then(|| KeyDigest::of(key.as_bytes()))
 }
 
+/// The key of a request: in the header of its own, or as a bearer token.
+pub fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = || {
+        let text = headers.get(AUTHORIZATION)?.as_bytes();
+        let (scheme, key) = text.split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
+    };
+    headers.get(API_KEY).map(|value| value.as_bytes()).or_else(bearer)
+}
+
 /// Refuses requests without a key, and tells handlers whose key it is.
 pub async fn require_key(State(door): State<Door>, mut request: Request, next: Next) -> Response {
     let Door { keys, open_metrics, ingress_key } = door;
     let path = request.uri().path();
     let open = OPEN.contains(&path) || (open_metrics && path == "/metrics");
     if !open && !is_proxied(path) {
-        let given = request.headers().get(API_KEY).map(|value| value.as_bytes());
+        let given = given_key(request.headers());
         let of_gateway = path.starts_with("/v1/ingress/")
             && ingress_key.is_some_and(|key| given.is_some_and(|given| key == KeyDigest::of(given)));
         match if of_gateway { Ok(Principal::operator()) } else { keys.admit(given).await } {

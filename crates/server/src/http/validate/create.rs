@@ -20,7 +20,10 @@ use super::{
     volumes::{self, HostVolumes},
     words,
 };
-use crate::http::error::{ApiError, ApiResult, Code};
+use crate::{
+    http::error::{ApiError, ApiResult, Code},
+    workspace::Confidential,
+};
 
 /// A request that will be carried out, if the runtime admits it and its host paths can be settled.
 #[derive(Debug)]
@@ -32,6 +35,8 @@ pub struct ValidatedCreate {
     pub echoed_metadata: Option<StringMap>,
     /// The entrypoint as it was sent, for the answer; reads show it split.
     pub echoed_entrypoint: Option<Vec<String>>,
+    /// What a create from a repository keeps to itself.
+    pub confidential: Confidential,
     hosts: HostVolumes,
 }
 
@@ -89,7 +94,12 @@ pub fn create(
     refuse_absent_features(&extensions, rules)?;
     let echoed_entrypoint = request.entrypoint.clone();
     let default = restored.as_ref().map(|_| RESTORED_ENTRYPOINT.map(str::to_owned).to_vec());
-    let entrypoint = entrypoint(request.entrypoint.take(), &extensions, default)?;
+    let alone = request.repository.is_some() && request.entrypoint.is_none();
+    let entrypoint = match entrypoint(request.entrypoint.take(), &extensions, default) {
+        // The agent holds the sandbox open.
+        Err(_) if alone => Entrypoint::AgentOnly,
+        entrypoint => entrypoint?,
+    };
     let metadata = request.metadata.clone().unwrap_or_default();
     labels::check(&metadata)?;
     let platform = request.platform.take().map(|p| platform(&p.os, &p.arch, rules)).transpose()?;
@@ -114,7 +124,11 @@ pub fn create(
         &rules.allowed_host_paths,
         &rules.runtime,
     )?;
-    let (image, registry, snapshot) = image(request.image, restored)?;
+    let (image, registry, snapshot) = match request.repository {
+        // Found later.
+        Some(_) => (String::new(), None, None),
+        None => image(request.image, restored)?,
+    };
     if let Some(egress) = &egress {
         policy::check_environment(egress, &rules.runtime)?;
     }
@@ -132,11 +146,13 @@ pub fn create(
             egress,
             tenant: None,
             hooks,
+            source: None,
         },
         facts: MutableFacts { expires_at, metadata },
         secrets: Secrets { registry, object_stores: volumes.keys },
         echoed_metadata: request.metadata,
         echoed_entrypoint,
+        confidential: Confidential::default(),
         hosts: volumes.hosts,
     })
 }

@@ -5,6 +5,7 @@ mod environment;
 pub mod labels;
 mod ossfs;
 mod policy;
+pub mod repository;
 pub mod resources;
 pub mod rules;
 mod volumes;

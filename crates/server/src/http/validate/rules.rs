@@ -134,6 +134,7 @@ impl CreateRules {
             named_volumes: false,
             object_store_volumes: false,
             foreign_platforms: false,
+            sockets: true,
         };
         Self { arch: "amd64", ..Self::of(&Config::default(), "embedded", none) }
     }
@@ -147,6 +148,7 @@ impl CreateRules {
             named_volumes: true,
             object_store_volumes: true,
             foreign_platforms: true,
+            sockets: true,
         };
         let mut config = Config::default();
         config.runtime.kind = RuntimeKind::Docker;
