@@ -53,6 +53,7 @@ impl Stack {
             facts: MutableFacts { expires_at, metadata: BTreeMap::new() },
             secrets: Default::default(),
             key: None,
+            confidential: Default::default(),
         }
     }
 

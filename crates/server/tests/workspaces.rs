@@ -13,7 +13,8 @@ use std::{
 use async_trait::async_trait;
 use sandglass_bridge::{
     agent::{
-        Address, Bridge, Config, CredentialError, HttpTransport, Identity, Jitter, Pace, VitalSigns, Vitals,
+        Address, Bridge, Config, CredentialError, HttpTransport, Identity, Jitter, Notice, Pace, VitalSigns,
+        Vitals,
     },
     ring::{Draft, Ring},
     wire::{BootId, Class, FatalReport, GitCredentialRequest, Outcome, Refusal, Secret},
@@ -163,10 +164,16 @@ impl Stage {
 
     /// Waits until the sandbox shows this state and reason.
     async fn until(&self, id: &str, state: &str, reason: &str) -> Value {
+        self.until_seen(id, |seen| seen["status"]["state"] == state && seen["status"]["reason"] == reason)
+            .await
+    }
+
+    /// Waits until the sandbox is seen as wanted.
+    async fn until_seen(&self, id: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let look = async {
             loop {
                 let seen = self.get(id).await;
-                if seen["status"]["state"] == state && seen["status"]["reason"] == reason {
+                if wanted(&seen) {
                     return seen;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -174,7 +181,7 @@ impl Stage {
         };
         match tokio::time::timeout(Duration::from_secs(600), look).await {
             Ok(seen) => seen,
-            Err(_) => panic!("it never was {state}/{reason}, but {}", self.get(id).await),
+            Err(_) => panic!("it never came so far, but is {}", self.get(id).await),
         }
     }
 
@@ -254,8 +261,8 @@ async fn four_fields_become_a_sandbox_that_is_ready() {
     assert_eq!(seen["image"]["uri"], "built:1");
     let bridge = stage.agent(&id);
     tell(&bridge, "boot.phase_started", &json!({"phase": "sync", "timeoutSeconds": 300}));
-    let seen = stage.until(&id, "Pending", "booting").await;
-    assert_eq!(seen["progress"]["phase"], "sync");
+    stage.until_seen(&id, |seen| seen["progress"]["phase"] == "sync").await;
+    assert_eq!(stage.get(&id).await["status"]["reason"], "booting");
     tell(&bridge, "boot.completed", &json!({"warnings": 0}));
     let seen = stage.until(&id, "Running", "ready").await;
     assert_eq!((&seen["state"], &seen["agent"]["state"]), (&json!("READY"), &json!("Attached")));
@@ -293,7 +300,8 @@ async fn a_box_is_handed_its_document_and_no_secret_is_seen_anywhere() {
     assert_eq!(document.repositories[0].commit, "1".repeat(40));
     assert!(document.repositories[0].credential);
     assert_eq!(document.services[0].name, "app");
-    let bridge = stage.agent(&id);
+    let mut bridge = stage.agent(&id);
+    while !matches!(bridge.notices.recv().await.unwrap(), Notice::Attached(_)) {}
     let ask = |path: &str| GitCredentialRequest { host: "git.example.com".into(), path: path.into() };
     let credential = bridge.handle.git_credential(ask("acme/web.git")).await.unwrap();
     assert_eq!(
@@ -305,8 +313,8 @@ async fn a_box_is_handed_its_document_and_no_secret_is_seen_anywhere() {
     // Not even when the agent gives them away.
     let started = json!({"phase": "setup", "timeoutSeconds": 9, "step": "hunter3-token"});
     tell(&bridge, "boot.phase_started", &started);
-    stage.until(&id, "Pending", "booting").await;
-    let mut seen = stage.get(&id).await.to_string();
+    let seen = stage.until_seen(&id, |seen| seen["progress"]["phase"] == "setup").await;
+    let mut seen = seen.to_string();
     seen.push_str(&stage.service.get("/v1/sandboxes").await.body.to_string());
     seen.push_str(&stage.service.get(&format!("/v1/sandboxes/{id}/events")).await.body.to_string());
     for record in stage.service.store.agents().await.unwrap() {
@@ -360,7 +368,9 @@ async fn what_must_be_cached_and_is_not_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn a_boot_that_fails_is_told_with_its_phase_and_its_box_stays_a_while() {
     let stage = Stage::new(Fate::Found).await;
-    let id = stage.create(asked()).await;
+    let mut long = asked();
+    long["timeout"] = json!(6000);
+    let id = stage.create(long).await;
     stage.until(&id, "Pending", "agent_connecting").await;
     let bridge = stage.agent(&id);
     tell(&bridge, "boot.phase_started", &json!({"phase": "start", "step": "web", "timeoutSeconds": 120}));

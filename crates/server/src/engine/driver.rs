@@ -386,7 +386,10 @@ impl Engine {
         let mut events = Vec::new();
         match done {
             Ok(observed) => {
-                self.observe(observed);
+                if let Some(provisioner) = self.provisioner() {
+                    provisioner.condition(id, &observed.condition);
+                }
+                self.index.observe(observed);
                 events.push(self.event(kind, ""));
             }
             Err(error) => {

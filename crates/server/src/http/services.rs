@@ -93,8 +93,8 @@ pub async fn list(
     principal: Principal,
     Path(id): Path<String>,
 ) -> ApiResult<Json<SandboxServices>> {
-    let served = Served::find(&app, &principal, &id)?;
-    Ok(Json(SandboxServices { items: served.all()?.iter().map(present::service).collect() }))
+    let shown = app.show(&app.find(&principal, &id)?);
+    Ok(Json(SandboxServices { items: shown.services.unwrap_or_default() }))
 }
 
 /// `GET /sandboxes/{id}/services/{name}`

@@ -128,7 +128,7 @@ pub async fn events(
     };
     let given = given_key(&headers);
     let caller = Caller::new(app.keys.clone(), given, principal);
-    stream::open(&app.engine, caller, id, position, asked.types).await
+    stream::open(&app, caller, id, position, asked.types).await
 }
 
 async fn page(app: &App, id: SandboxId, asked: Asked) -> ApiResult<SandboxEventPage> {
