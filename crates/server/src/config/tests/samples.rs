@@ -137,6 +137,24 @@ create_grace_ms = 0
 expiry_grace_seconds = 1
 insecure_registries = ["localhost:5000"]
 max_sandboxes = 3
+[builds]
+base_image = "debian:12"
+allowed_hosts = ["*.example.com"]
+file_urls = true
+http_urls = true
+concurrency = 3
+tenant_concurrency = 1
+queue = 9
+timeout_seconds = 60
+max_timeout_seconds = 600
+resolve_timeout_seconds = 30
+keep = 1
+images_budget = "20GiB"
+repository_limit = "1GiB"
+mirrors_budget = "5GiB"
+cpu = "500m"
+memory = "1Gi"
+
 [storage]
 allowed_host_paths = ["/data"]
 volume_default_size = "2Gi"
