@@ -137,6 +137,14 @@ create_grace_ms = 0
 expiry_grace_seconds = 1
 insecure_registries = ["localhost:5000"]
 max_sandboxes = 3
+[workspaces]
+agent_listen = "0.0.0.0:8091"
+agent_url = "http://10.0.0.1:8091"
+provision_deadline_seconds = 60
+attach_timeout_seconds = 30
+grace_seconds = 9
+shutdown_grace_seconds = 5
+failed_retention_seconds = 7
 [storage]
 allowed_host_paths = ["/data"]
 volume_default_size = "2Gi"

@@ -91,6 +91,7 @@ async fn a_file_of_the_first_version_keeps_its_history_and_numbers() {
     for statement in [
         "DROP TABLE events",
         "DROP TABLE snapshots",
+        "DROP TABLE agents",
         "DELETE FROM _sqlx_migrations WHERE version > 1",
         "CREATE TABLE events (seq INTEGER PRIMARY KEY, sandbox_id TEXT NOT NULL, at_ms BIGINT NOT NULL, \
          kind TEXT NOT NULL, message TEXT NOT NULL)",
