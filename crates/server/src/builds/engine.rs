@@ -68,10 +68,12 @@ pub(super) struct SandboxEngine {
 
 /// Attempts that this process works on.
 #[derive(Default)]
-pub(super) struct Attempts(Mutex<HashMap<(ImageBuildId, u32), Arc<tokio::sync::Mutex<Attempt>>>>);
+pub(super) struct Attempts(Mutex<ByNumber>);
+
+type ByNumber = HashMap<(ImageBuildId, u32), Arc<tokio::sync::Mutex<Attempt>>>;
 
 impl Attempts {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(ImageBuildId, u32), Arc<tokio::sync::Mutex<Attempt>>>> {
+    fn lock(&self) -> MutexGuard<'_, ByNumber> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -334,7 +334,7 @@ on_all! {
         assert_eq!(store.tag(Some("ns"), &two.repository_key, &name).await.unwrap(), None);
         assert_eq!(store.image(one.id).await.unwrap().unwrap().tags, []);
         let two = store.image(two.id).await.unwrap().unwrap();
-        assert_eq!(two.tags, [name.clone()]);
+        assert_eq!(two.tags, std::slice::from_ref(&name));
         let going = Image { version: two.version + 1, ..two.becoming(ImageState::Deleting).unwrap() };
         assert_eq!(store.advance_image(two.version, &going).await.unwrap(), Advance::Written);
         assert_eq!(store.tag(None, &two.repository_key, &name).await.unwrap(), None);
