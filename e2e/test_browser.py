@@ -143,7 +143,7 @@ def edit_and_type(site, way, secure=False):
     """A folder is opened, a file edited and saved, and a command typed into a terminal."""
     settings = json.dumps(CODE_SERVER_SETTINGS)
     prepare = (
-        "mkdir -p /tmp/work /tmp/data/User && echo first > /tmp/work/note.txt && printf %s \"$SETTINGS\" > /tmp/data/User/settings.json && exec \"$@\""
+        "mkdir -p /tmp/project /tmp/data/User && echo first > /tmp/project/note.txt && printf %s \"$SETTINGS\" > /tmp/data/User/settings.json && exec \"$@\""
     )
     flags = ["--auth", "none", "--bind-addr", "0.0.0.0:8080", "--disable-telemetry", "--disable-update-check", "--disable-workspace-trust"]
     command = [*NODE, f"{APPS}/node_modules/code-server/out/node/entry.js", *flags, "--user-data-dir", "/tmp/data"]
@@ -151,7 +151,7 @@ def edit_and_type(site, way, secure=False):
     with page_of(site.browser, f"code-server-{way}-{site.runtime}") as page:
         sockets = []
         page.on("websocket", lambda socket: sockets.append(socket.url))
-        page.goto(site.address(way, box, 8080) + "?folder=/tmp/work")
+        page.goto(site.address(way, box, 8080) + "?folder=/tmp/project")
         page.locator(".explorer-folders-view .monaco-list-row", has_text="note.txt").dblclick()
         editor = page.locator(".editor-group-container .monaco-editor .view-lines")
         expect(editor).to_contain_text("first")
@@ -159,13 +159,13 @@ def edit_and_type(site, way, secure=False):
         page.keyboard.press("Control+End")
         page.keyboard.type("typed in a browser")
         page.keyboard.press("Control+s")
-        assert site.holds(box, "/tmp/work/note.txt", "first\ntyped in a browser")
+        assert site.holds(box, "/tmp/project/note.txt", "first\ntyped in a browser")
         page.keyboard.press("Control+Shift+Backquote")
         terminal = page.locator(".terminal-wrapper .xterm-rows")
-        expect(terminal).to_contain_text("work")
+        expect(terminal).to_contain_text("project")
         page.keyboard.type("echo it is $((6 * 7)) | tee answer.txt\n")
         expect(terminal).to_contain_text("it is 42")
-        assert site.holds(box, "/tmp/work/answer.txt", "it is 42")
+        assert site.holds(box, "/tmp/project/answer.txt", "it is 42")
         expect(page.locator(".explorer-folders-view")).to_contain_text("answer.txt")
         came = urlsplit(page.url)
         assert sockets and all(urlsplit(socket).netloc == came.netloc for socket in sockets), sockets
@@ -194,10 +194,10 @@ def test_code_server_through_the_gateway_on_docker(docker):
 def test_jupyterlab_by_a_signed_route(embedded):
     lab = f"{APPS}/jupyterlab"
     variables = [f"PYTHONPATH={lab}", f"JUPYTER_PATH={lab}/share/jupyter", f"NOTEBOOK={json.dumps(NOTEBOOK)}", "HOME=/tmp"]
-    prepare = "mkdir -p /tmp/work && printf %s \"$NOTEBOOK\" > /tmp/work/note.ipynb && exec \"$@\""
+    prepare = "mkdir -p /tmp/project && printf %s \"$NOTEBOOK\" > /tmp/project/note.ipynb && exec \"$@\""
     flags = [
         *("--no-browser", "--allow-root", "--ip=0.0.0.0", "--port=8888", "--IdentityProvider.token=", "--ServerApp.allow_remote_access=True"),
-        *("--ServerApp.root_dir=/tmp/work", f"--app-dir={lab}/share/jupyter/lab", "--LabApp.news_url=None"),
+        *("--ServerApp.root_dir=/tmp/project", f"--app-dir={lab}/share/jupyter/lab", "--LabApp.news_url=None"),
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]
     command = ["/usr/bin/python3", "-m", "jupyterlab", *flags]
@@ -211,7 +211,7 @@ def test_jupyterlab_by_a_signed_route(embedded):
         inside = embedded.plain.text(box, "hostname").strip()
         expect(page.locator(".jp-Notebook .jp-OutputArea-output").first).to_contain_text(f"cell says 42 {inside}")
         page.keyboard.press("Control+s")
-        assert embedded.holds(box, "/tmp/work/note.ipynb", "cell says 42")
+        assert embedded.holds(box, "/tmp/project/note.ipynb", "cell says 42")
     embedded.plain.delete(box)
 
 
