@@ -87,9 +87,11 @@ def table(results):
 
 def facts(results):
     m = results.one("machine", "machine")
+    # Absent where the environment of the measurement has none.
+    reference = f"reference server {m['reference']}, " if m["reference"] else ""
     return (
         f"{m['cores']} cores ({m['processor']}), {m['memory_gib']} GiB, Linux {m['kernel']}; Sandglass {m['sandglass']}, "
-        f"Docker {m['docker']} with runc {m['runc']}, reference server {m['reference']}, SDK {m['sdk']}, "
+        f"Docker {m['docker']} with runc {m['runc']}, {reference}SDK {m['sdk']}, "
         f"Python {m['python']}. Load average before: {m['load_before']}."
     )
 

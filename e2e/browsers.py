@@ -52,11 +52,13 @@ class Network:
         while True:
             try:
                 inner, _ = listener.accept()
+            except OSError:
+                # Nobody but `close` ends it.
+                return
+            try:
                 outer = socket.create_connection(("127.0.0.1", port))
             except OSError:
-                # Closed, or nobody listens outside, which a browser has to see as well.
-                if listener.fileno() < 0:
-                    return
+                # Nobody listens outside, which a browser has to see as well.
                 inner.close()
                 continue
             for source, sink in ((inner, outer), (outer, inner)):

@@ -5,6 +5,7 @@ SANDGLASS_E2E_IMAGE); tests marked `sandglass` are skipped then, and nothing is 
 """
 
 import os
+from contextlib import ExitStack
 from datetime import timedelta
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -16,15 +17,18 @@ from opensandbox.config import ConnectionConfig, ConnectionConfigSync
 
 from docker_engine import PYTHON, Engine
 from docker_stack import DockerStack
+from git_servers import GitServers
 from plain import Plain
 from stack import Stack
 from ways import WAYS, GatewayStage, Stage
+from workspace_stacks import client_of, embedded, on_engine
+from workspaces import Workspaces
 
 # These hold for every runtime; the others look at the host, or make servers of their own.
 EVERY_RUNTIME = {
     *("test_adapters", "test_lifecycle", "test_async", "test_commands", "test_files", "test_osb", "test_other_clients"),
     *("test_code", "test_hooks", "test_isolated", "test_mcp", "test_sessions", "test_terminals"),
-    *("test_agent_images", "test_agent_robustness"),
+    *("test_agent_images", "test_agent_robustness", "test_pools"),
 }
 
 OTHER = os.environ.get("SANDGLASS_E2E_URL")
@@ -43,7 +47,19 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("place", places, ids="-".join, indirect=True, scope="session")
 
 
+def of_docker(item):
+    """Whether a test needs an engine: by its module, its fixtures, or the runtime that it was given."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    runtime = given.get("server") or given.get("place", ("",))[0]
+    return runtime == "docker" or "engine" in item.fixturenames or "docker" in item.module.__name__
+
+
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if of_docker(item):
+            item.add_marker("docker")
+        if "git" in item.fixturenames:
+            item.add_marker("repositories")
     if OTHER:
         skip = pytest.mark.skip(reason="holds for Sandglass only")
         for item in items:
@@ -112,10 +128,12 @@ def embedded_stage(embedded_server):
 
 
 @pytest.fixture(scope="session")
-def docker_stage(docker_server):
+def docker_stage(docker_server, engine):
     made = Stage(docker_server)
+    engine.lasting.add(made.box)
     yield made
     made.close()
+    engine.lasting.remove(made.box)
 
 
 @pytest.fixture(scope="session")
@@ -158,6 +176,36 @@ def on_docker(engine):
         client.http.close()
     problems = [problem for stack in stacks for problem in stack.close()]
     assert not problems, "\n".join(problems)
+
+
+# ---------------------------------------------------------------- sandboxes from repositories; `stack` is each module's own
+
+
+@pytest.fixture(scope="module")
+def git():
+    with GitServers() as servers:
+        yield servers
+
+
+@pytest.fixture
+def spaces(stack):
+    """A client of the module's server; after every test nothing of its sandboxes is left."""
+    with client_of(stack, getattr(stack, "engine", None)) as client:
+        yield client
+
+
+@pytest.fixture
+def own_stack(request):
+    """Servers that a test may kill, each with a client; on the engine in modules that say so by their names."""
+    engine = request.getfixturevalue("engine") if "docker" in request.module.__name__ else None
+    with ExitStack() as held:
+
+        def make(**sections):
+            stack = held.enter_context(on_engine(engine, **sections) if engine else embedded(**sections))
+            return stack, Workspaces(stack.url, stack.key)
+
+        yield make
+    assert not engine or not engine.wait_clean(30), engine.leftovers()
 
 
 @pytest.fixture(scope="session")

@@ -165,6 +165,8 @@ class Engine:
         self.environment = {**os.environ, "DOCKER_HOST": self.host, "DOCKER_CONFIG": str(self.home / "client")}
         self.process = None
         self.known = set()
+        # Sandboxes that may be there for the whole run, or end by themselves, and are not taken for left over.
+        self.lasting = set()
         configuration = {
             "bridge": self.bridge,
             "iptables": False,
@@ -353,16 +355,16 @@ class Engine:
 
     def leftovers(self, living=(), snapshots=(), volumes=()):
         """What belongs to none of the living sandboxes. Empty means clean; meant to be polled."""
-        found = []
+        found, kept = [], {*living, *self.lasting}
         for container in self.containers():
             labels = container["Labels"] or {}
             owner = labels.get(ID) or labels.get(SIDECAR)
-            if owner not in living:
+            if owner not in kept:
                 found.append(f"container {container['Names']} of {owner} ({container['State']})")
         alive = {c["Labels"].get(ID) for c in self.containers(ID)}
         found += [f"no container of {sandbox}" for sandbox in set(living) - alive]
         for name, volume in self.volumes().items():
-            if name not in volumes and not any(sandbox in name for sandbox in living):
+            if name not in volumes and not any(sandbox in name for sandbox in kept):
                 found.append(f"volume {name} {volume.get('Labels')}")
         found += [f"snapshot image {tag} {self.history(tag)}" for tag in self.snapshots() - set(snapshots)]
         return found

@@ -7,6 +7,7 @@ mounts, cgroups and links. Needs nothing beyond the standard library, so that th
 import http.client
 import json
 import os
+import random
 import re
 import secrets
 import shutil
@@ -20,12 +21,21 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 READY_SECONDS = 30
+# None of them is one that browsers refuse.
+SERVER_PORTS = (11_000, 18_000)
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody has, below those that the kernel gives to outgoing connections: one of theirs would be taken in the meantime, or
+    while a server that is killed and started again is away."""
+    while True:
+        port = random.randrange(*SERVER_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 class Client:

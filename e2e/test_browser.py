@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 import browser_apps
+import code_server
 from browsers import PICTURES, browser, page_of
 from docker_engine import PYTHON
 from docker_stack import DockerStack
@@ -23,13 +24,6 @@ APPS = "/apps"
 NODE = ["env", f"LD_LIBRARY_PATH={APPS}/node", f"{APPS}/node/node"]
 SECONDS = 120
 
-CODE_SERVER_SETTINGS = {
-    # The terminal's text is in the page then and not only in a picture.
-    "terminal.integrated.gpuAcceleration": "off",
-    "terminal.integrated.defaultProfile.linux": "bash",
-    "workbench.startupEditor": "none",
-    "files.autoSave": "off",
-}
 NOTEBOOK = {
     "cells": [{"cell_type": "code", "execution_count": None, "id": "one", "metadata": {}, "outputs": [], "source": []}],
     "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}},
@@ -141,7 +135,7 @@ def docker(playwright, engine):
 
 def edit_and_type(site, way, secure=False):
     """A folder is opened, a file edited and saved, and a command typed into a terminal."""
-    settings = json.dumps(CODE_SERVER_SETTINGS)
+    settings = json.dumps(code_server.SETTINGS)
     prepare = (
         "mkdir -p /tmp/project /tmp/data/User && echo first > /tmp/project/note.txt && printf %s \"$SETTINGS\" > /tmp/data/User/settings.json && exec \"$@\""
     )
@@ -152,19 +146,10 @@ def edit_and_type(site, way, secure=False):
         sockets = []
         page.on("websocket", lambda socket: sockets.append(socket.url))
         page.goto(site.address(way, box, 8080) + "?folder=/tmp/project")
-        page.locator(".explorer-folders-view .monaco-list-row", has_text="note.txt").dblclick()
-        editor = page.locator(".editor-group-container .monaco-editor .view-lines")
-        expect(editor).to_contain_text("first")
-        editor.click()
-        page.keyboard.press("Control+End")
-        page.keyboard.type("typed in a browser")
-        page.keyboard.press("Control+s")
+        code_server.open_file(page, "note.txt", "first")
+        code_server.append_and_save(page, "typed in a browser")
         assert site.holds(box, "/tmp/project/note.txt", "first\ntyped in a browser")
-        page.keyboard.press("Control+Shift+Backquote")
-        terminal = page.locator(".terminal-wrapper .xterm-rows")
-        expect(terminal).to_contain_text("project")
-        page.keyboard.type("echo it is $((6 * 7)) | tee answer.txt\n")
-        expect(terminal).to_contain_text("it is 42")
+        code_server.type_into_terminal(page, "project", "echo it is $((6 * 7)) | tee answer.txt", "it is 42")
         assert site.holds(box, "/tmp/project/answer.txt", "it is 42")
         expect(page.locator(".explorer-folders-view")).to_contain_text("answer.txt")
         came = urlsplit(page.url)

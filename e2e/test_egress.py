@@ -6,14 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
-from opensandbox import SandboxSync
-from opensandbox.config import ConnectionConfigSync
 from opensandbox.models.sandboxes import (
     Credential,
     CredentialAuth,
@@ -21,11 +18,10 @@ from opensandbox.models.sandboxes import (
     CredentialMatch,
     CredentialProxyConfig,
     InlineCredentialSource,
-    NetworkPolicy,
     NetworkRule,
 )
 
-from conftest import texts
+from egress_client import allow, creating, curl, refused, run, trusting
 from egress_world import BARE, NAMES, RESOLVER, World
 from stack import Stack, wait_for
 
@@ -43,22 +39,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stack(world, tmp_path_factory):
-    """A server for which the world's authority is one of the host's: the host itself stays as it is."""
-    certificates = tmp_path_factory.mktemp("certs")
-    # The image `host` shows what everybody may read.
-    certificates.chmod(0o755)
-    bundle = Path("/etc/ssl/certs/ca-certificates.crt")
-    own = bundle.read_text() if bundle.exists() else ""
-    (certificates / "ca-certificates.crt").write_text(own + world.authority.read_text())
-    (certificates / "world.pem").write_text(world.authority.read_text())
-    wrapper = tmp_path_factory.mktemp("bin") / "sandglass"
-    inner = 'mount --bind "$0" /etc/ssl/certs && exec "$@"'
-    binary = os.environ["SANDGLASS_BIN"]
-    wrapper.write_text(
-        f"#!/bin/sh\nexec unshare --mount --propagation private sh -c '{inner}' {certificates} {binary} \"$@\"\n"
-    )
-    wrapper.chmod(0o755)
-    made = Stack(binary=str(wrapper), config={"embedded": {"dns": [RESOLVER]}})
+    made = Stack(binary=trusting(world, tmp_path_factory), config={"embedded": {"dns": [RESOLVER]}})
     made.start()
     yield made
     problems = made.close()
@@ -71,49 +52,9 @@ def api(stack):
         yield client
 
 
-def allow(*targets, default="deny"):
-    return NetworkPolicy(defaultAction=default, egress=[NetworkRule(action="allow", target=t) for t in targets])
-
-
 @pytest.fixture
 def create(stack, api):
-    """Sandboxes with a policy, deleted after the test."""
-    made = []
-
-    def make(policy=None, **keys):
-        config = ConnectionConfigSync(domain=stack.domain, api_key=stack.key)
-        sandbox = SandboxSync.create(
-            "host",
-            connection_config=config,
-            timeout=timedelta(minutes=10),
-            resource={"cpu": "1", "memory": "512Mi"},
-            network_policy=policy if policy is not None else allow("allowed.test"),
-            **keys,
-        )
-        made.append(sandbox)
-        return sandbox
-
-    yield make
-    for sandbox in made:
-        assert api.delete(f"/v1/sandboxes/{sandbox.id}").status_code in (204, 404)
-        sandbox.close()
-
-
-def run(sandbox, command):
-    done = sandbox.commands.run(command)
-    return SimpleNamespace(
-        code=done.exit_code, out="\n".join(texts(done.logs.stdout)), err="\n".join(texts(done.logs.stderr))
-    )
-
-
-def curl(sandbox, url, options="", seconds=8):
-    """A bounded request; what is refused has to be refused long before that."""
-    return run(sandbox, f"curl -sS --noproxy '*' -m {seconds} {options} {url}")
-
-
-def refused(done):
-    """Not by the clock of the client, whose code is 28."""
-    return done.code not in (0, 28)
+    yield from creating(stack, api, "host")
 
 
 def events(api, sandbox, kind=None):

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from opensandbox.models.sandboxes import NetworkPolicy, NetworkRule
 
+from egress_client import curl, run
 from egress_world import BARE, FORBIDDEN, HOST, NAMES, RESOLVER
 from stack import wait_for
-from test_egress import api, create, curl, run, stack, world  # noqa: F401 - fixtures
+from test_egress import api, create, stack, world  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.sandglass
 

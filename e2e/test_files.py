@@ -17,6 +17,8 @@ from opensandbox.models.filesystem import (
     WriteEntry,
 )
 
+from stack import wait_for
+
 
 @pytest.fixture
 def folder(box, request):
@@ -299,6 +301,12 @@ def test_metrics_are_those_of_the_limits(create):
     metrics = box.get_metrics()
     assert (metrics.cpu_count, metrics.memory_total_in_mib) == (0.5, 128)
     assert 0 <= metrics.cpu_used_percentage <= 100 and 0 < metrics.memory_used_in_mib <= 128
-    box.commands.run("timeout 5 sh -c 'while :; do :; done' >/dev/null 2>&1 & sleep 2")
-    # Of the limit, not of the machine.
-    assert 50 < box.get_metrics().cpu_used_percentage <= 100
+    box.commands.run("timeout 60 sh -c 'while :; do :; done' >/dev/null 2>&1 &")
+    seen = []
+
+    def most_of_it():
+        seen.append(box.get_metrics().cpu_used_percentage)
+        return seen[-1] > 50
+
+    # Of the limit, not of the machine, which may have other things to do.
+    assert wait_for(most_of_it, 50) and max(seen) <= 100, seen

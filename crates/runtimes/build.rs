@@ -12,7 +12,10 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 fn main() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../..");
-    for watched in ["agent", "shim", "egress", "netlink", "api", "proxy", "sandbox"] {
+    // The three programs and every crate of ours that is in one of them.
+    let watched =
+        ["agent", "bridge", "egress", "netlink", "repository", "sandbox", "shim", "sshd", "supervise"];
+    for watched in watched {
         println!("cargo::rerun-if-changed={}", root.join("crates").join(watched).join("src").display());
         println!(
             "cargo::rerun-if-changed={}",

@@ -21,6 +21,7 @@ pub(crate) fn run_benchmark(workspace: &Workspace, arguments: &[String]) -> Resu
         [first, rest @ ..] if first == "agent" => ("agent_", rest),
         [first, rest @ ..] if first == "proxy" => ("proxy_", rest),
         [first, rest @ ..] if first == "egress" => ("egress_", rest),
+        [first, rest @ ..] if first == "workspace" => ("workspace_", rest),
         all => ("", all),
     };
     run(Command::new(&python)

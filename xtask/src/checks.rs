@@ -31,6 +31,11 @@ pub(crate) fn clippy(workspace: &Workspace, mode: Mode) -> Result<()> {
         .args(["--", "-D", "warnings"]))
 }
 
+/// Everything that `unit_tests` runs, so that this is compiled while nothing else keeps the processors busy.
+pub(crate) fn build_tests(workspace: &Workspace, mode: Mode) -> Result<()> {
+    run(in_root(workspace).args(["test", "--workspace", "--no-run"]).args(locked(mode)))
+}
+
 /// Beside a private Docker engine and a private PostgreSQL where there are such; elsewhere the tests that need them say
 /// that they are skipped.
 pub(crate) fn unit_tests(workspace: &Workspace, mode: Mode) -> Result<()> {

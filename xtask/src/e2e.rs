@@ -1,6 +1,5 @@
 //! The black-box suites: the published clients, the conformance cases, and the loops that kill the server.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,8 +11,8 @@ use crate::python;
 use crate::workspace::{Workspace, cargo};
 
 /// Rounds and the time they may take; the loop stops by itself at whichever comes first and fails when it did too few.
-const RESTART_DEFAULTS: &[&str] = &["--rounds", "200", "--seconds", "240"];
-const DOCKER_RESTART_DEFAULTS: &[&str] = &["--runtime", "docker", "--rounds", "100", "--seconds", "240"];
+const RESTART_DEFAULTS: &[&str] = &["--rounds", "200", "--seconds", "400"];
+const DOCKER_RESTART_DEFAULTS: &[&str] = &["--rounds", "100", "--seconds", "400"];
 
 /// What runs in an environment of its own: the variable that names its interpreter, and its requirements.
 const OTHERS: &[(&str, &str)] = &[
@@ -25,6 +24,10 @@ const OTHERS: &[(&str, &str)] = &[
 const REFERENCE: &str = "SANDGLASS_E2E_REFERENCE_PYTHON";
 const KERNELS: &str = "kernels";
 
+/// What the suites would make when the first test needs it, each for itself and waiting for registries and mirrors: the applications for
+/// browsers, and the Debian trees with Python and with kernels.
+const PREPARE: &str = "import browser_apps, kernels_image; browser_apps.provide(); kernels_image.tree()";
+
 /// Everything that the suites install, so that it can be had while something else keeps the processor busy.
 pub(crate) fn environments(workspace: &Workspace) -> Result<()> {
     let folder = workspace.root.join("e2e");
@@ -33,10 +36,11 @@ pub(crate) fn environments(workspace: &Workspace) -> Result<()> {
         python::environment_named(&folder, name)?;
     }
     node_modules(&folder.join("js"))?;
-    run(Command::new(python).args(["-c", "import browser_apps; browser_apps.provide()"]).current_dir(&folder))
+    run(Command::new(python).args(["-c", PREPARE]).current_dir(&folder))
 }
 
-pub(crate) fn clients(workspace: &Workspace, filter: &[String]) -> Result<()> {
+/// `arguments` are words of pytest's `-k`, or, when the first is one, options of pytest.
+pub(crate) fn clients(workspace: &Workspace, arguments: &[String]) -> Result<()> {
     let folder = workspace.root.join("e2e");
     let binary = binary(workspace)?;
     let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
@@ -46,8 +50,10 @@ pub(crate) fn clients(workspace: &Workspace, filter: &[String]) -> Result<()> {
         command.env(variable, python::environment_named(&folder, name)?);
     }
     command.args(["-m", "pytest", "-c", "pytest.ini"]).current_dir(&folder);
-    if !filter.is_empty() {
-        command.args([OsStr::new("-k"), OsStr::new(&filter.join(" "))]);
+    if arguments.first().is_some_and(|first| first.starts_with('-')) {
+        command.args(arguments);
+    } else if !arguments.is_empty() {
+        command.args(["-k", &arguments.join(" ")]);
     }
     run(environment(&mut command, &binary))
 }
@@ -74,14 +80,8 @@ pub(crate) fn conformance(workspace: &Workspace, arguments: &[String]) -> Result
 }
 
 pub(crate) fn restart(workspace: &Workspace, arguments: &[String]) -> Result<()> {
-    restart_with(workspace, RESTART_DEFAULTS, arguments)
-}
-
-pub(crate) fn restart_docker(workspace: &Workspace) -> Result<()> {
-    restart_with(workspace, DOCKER_RESTART_DEFAULTS, &[])
-}
-
-fn restart_with(workspace: &Workspace, defaults: &[&str], arguments: &[String]) -> Result<()> {
+    let on_docker = arguments.iter().any(|argument| argument == "docker");
+    let defaults = if on_docker { DOCKER_RESTART_DEFAULTS } else { RESTART_DEFAULTS };
     let folder = workspace.root.join("e2e");
     let binary = binary(workspace)?;
     let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
@@ -91,11 +91,16 @@ fn restart_with(workspace: &Workspace, defaults: &[&str], arguments: &[String]) 
 }
 
 /// The development build, or what `SANDGLASS_BIN` names.
-fn binary(workspace: &Workspace) -> Result<PathBuf> {
+///
+/// Of the whole workspace, though only one program is asked for: so the crates of others have the features that the tests were built
+/// with, and are not compiled a second time.
+pub(crate) fn binary(workspace: &Workspace) -> Result<PathBuf> {
     if let Some(given) = std::env::var_os("SANDGLASS_BIN") {
         return Ok(given.into());
     }
-    run(Command::new(cargo()).args(["build", "--package", "sandglass"]).current_dir(&workspace.root))?;
+    run(Command::new(cargo())
+        .args(["build", "--workspace", "--bin", "sandglass"])
+        .current_dir(&workspace.root))?;
     Ok(workspace.target.join("debug/sandglass"))
 }
 

@@ -12,6 +12,7 @@ mod postgres;
 mod process;
 mod python;
 mod setup;
+mod suites;
 mod workspace;
 
 use std::process::ExitCode;
@@ -23,15 +24,16 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   setup                            install what the tests need (Debian, root)
-  test                             setup, fmt, clippy, deps, cargo test, e2e, conformance, restart
+  test                             setup, fmt, deps, clippy; then side by side cargo test, e2e, conformance, restart
   ci                               the same, with the lock file as it is
   deps                             the dependency rules, from cargo metadata
-  e2e [FILTER]                     the published clients against the built binary
+  unit [--locked]                  cargo test beside a private Docker engine and a private PostgreSQL
+  e2e [FILTER | PYTEST OPTIONS]    the published clients against the built binary
   conformance [PYTEST OPTIONS]     the conformance cases against ours and the reference
   restart [--rounds N] [--seed S] [--runtime docker]
                                    kill the server at random moments, check what is left
   fuzz [TARGET] [--seconds N]      the agent's parsers against random input, a minute each
-  bench [docker|agent|proxy|egress] [--quick]
+  bench [docker|agent|proxy|egress|workspace] [--quick]
                                    measure beside the reference server and Docker, or one part alone";
 
 /// Errors are printed as one chain of causes: a backtrace of this program explains nothing.
@@ -55,6 +57,14 @@ fn dispatch() -> Result<()> {
         "test" => test(&workspace, checks::Mode::Local),
         "ci" => test(&workspace, checks::Mode::Ci),
         "deps" => deps::run(&workspace),
+        "unit" => {
+            let mode = if rest.iter().any(|word| word == "--locked") {
+                checks::Mode::Ci
+            } else {
+                checks::Mode::Local
+            };
+            checks::unit_tests(&workspace, mode)
+        }
         "e2e" => e2e::clients(&workspace, &rest),
         "conformance" => e2e::conformance(&workspace, &rest),
         "restart" => e2e::restart(&workspace, &rest),
@@ -68,7 +78,7 @@ fn dispatch() -> Result<()> {
     }
 }
 
-/// Cheap checks first, so that a slip is reported in a minute and not after the suites.
+/// Cheap checks first, so that a slip is reported in a minute and not after the suites. What compiles has the processors to itself.
 fn test(workspace: &Workspace, mode: checks::Mode) -> Result<()> {
     let mut report = process::Report::start();
     report.step("setup", setup::run)?;
@@ -82,11 +92,12 @@ fn test(workspace: &Workspace, mode: checks::Mode) -> Result<()> {
             installed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     })?;
-    report.step("cargo test", || checks::unit_tests(workspace, mode))?;
-    report.step("e2e", || e2e::clients(workspace, &[]))?;
-    report.step("conformance", || e2e::conformance(workspace, &[]))?;
-    report.step("restart loop", || e2e::restart(workspace, &[]))?;
-    report.step("restart, Docker", || e2e::restart_docker(workspace))?;
+    let binary = report.step("build", || {
+        checks::build_tests(workspace, mode)?;
+        e2e::binary(workspace)
+    })?;
+    let taken = report.step("suites", || suites::run(workspace, mode, &binary))?;
+    report.within(taken);
     report.finish();
     Ok(())
 }

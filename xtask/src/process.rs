@@ -49,7 +49,7 @@ fn shown(command: &Command) -> String {
 /// Names each step as it starts and lists the times at the end: the first place to look when CI gets slow.
 pub(crate) struct Report {
     begun: Instant,
-    steps: Vec<(&'static str, f64)>,
+    steps: Vec<(String, f64)>,
 }
 
 impl Report {
@@ -57,18 +57,23 @@ impl Report {
         Self { begun: Instant::now(), steps: Vec::new() }
     }
 
-    pub(crate) fn step(&mut self, name: &'static str, body: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(crate) fn step<T>(&mut self, name: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {
         println!("\n==> {name}");
         let begun = Instant::now();
-        body().with_context(|| format!("{name} failed"))?;
-        self.steps.push((name, begun.elapsed().as_secs_f64()));
-        Ok(())
+        let made = body().with_context(|| format!("{name} failed"))?;
+        self.steps.push((name.into(), begun.elapsed().as_secs_f64()));
+        Ok(made)
+    }
+
+    /// What the last step was made of, with the seconds of each; they overlap.
+    pub(crate) fn within(&mut self, parts: Vec<(&'static str, f64)>) {
+        self.steps.extend(parts.into_iter().map(|(name, seconds)| (format!("  {name}"), seconds)));
     }
 
     pub(crate) fn finish(self) {
         println!("\n==> done in {:.0} s", self.begun.elapsed().as_secs_f64());
         for (name, seconds) in self.steps {
-            println!("    {name:<18} {seconds:>7.1} s");
+            println!("    {name:<20} {seconds:>7.1} s");
         }
     }
 }

@@ -31,10 +31,15 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("g++", "g++"),
     ("make", "make"),
     ("openssl", "openssl"),
+    ("git", "git"),
+    ("git-lfs", "git-lfs"),
+    ("ssh", "openssh-client"),
+    ("sshd", "openssh-server"),
     ("chromium", "chromium"),
     ("node", "nodejs"),
     ("npm", "npm"),
     ("python3", "python3"),
+    ("rsync", "rsync"),
     ("wrk", "wrk"),
 ];
 

@@ -21,6 +21,7 @@ use crate::http::query::{Object, read_json};
 use crate::http::reply::{self, Code, Failure, Outcome, Reply};
 use crate::http::router::Agent;
 use crate::journal::{self, Level};
+use crate::standby::Standby;
 
 const MAX_ID: usize = 128;
 const MAX_ATTRIBUTES: usize = 64;
@@ -40,6 +41,8 @@ pub struct Binding {
     restarts: mpsc::Sender<Restart>,
     /// Where hooks are kept that come with the initialisation.
     hooks_file: Option<std::path::PathBuf>,
+    /// What waits for the assignment, in a box of a pool.
+    standby: Option<Standby>,
 }
 
 struct Bound {
@@ -53,25 +56,44 @@ struct Bound {
 pub enum Gate {
     Open,
     UntilInitialised,
+    /// Started ahead for a pool: waits for the server that made the box.
+    Standby,
 }
 
 impl Binding {
     pub fn new(gate: Gate, hooks_file: Option<std::path::PathBuf>) -> (Self, mpsc::Receiver<Restart>) {
         let (restarts, asked) = mpsc::channel(1);
         let binding = Binding {
-            gated: gate == Gate::UntilInitialised,
+            gated: gate != Gate::Open,
             taken: AtomicBool::new(false),
             ready: AtomicBool::new(false),
             bound: OnceLock::new(),
             restarts,
             hooks_file,
+            standby: None,
         };
         (binding, asked)
     }
 
+    /// Waits for an assignment, instead of for an initialisation.
+    #[must_use]
+    pub fn in_pool(self, standby: Standby) -> Self {
+        Self { standby: Some(standby), ..self }
+    }
+
+    /// What waits for an assignment.
+    pub fn standby(&self) -> Option<&Standby> {
+        self.standby.as_ref()
+    }
+
+    /// The box is that sandbox's from now on, and only the token of this digest opens it. Takes effect once.
+    pub fn bind(&self, sandbox: String, token: [u8; 32]) {
+        let _ = self.bound.set(Bound { sandbox, generation: 1, token_digest: Some(token) });
+    }
+
     /// The entrypoint runs; a box that nobody has to initialise is ready.
     pub fn started(&self) {
-        if !self.gated {
+        if !self.gated || self.standby.is_some() {
             self.ready.store(true, Ordering::Release);
         }
     }
@@ -82,7 +104,9 @@ impl Binding {
 
     /// Why a request cannot be answered yet.
     pub fn closed(&self, path: &str) -> Option<Reply> {
-        if !self.gated || self.is_ready() || is_exempt(path) {
+        // An assigned box can be asked while it comes up, like any other.
+        let assigned = self.standby.is_some() && self.bound.get().is_some();
+        if !self.gated || assigned || self.is_ready() || is_exempt(path) {
             return None;
         }
         let error =
@@ -101,7 +125,7 @@ impl Binding {
 }
 
 fn is_exempt(path: &str) -> bool {
-    matches!(path.trim_end_matches('/'), "/ready" | "/internal/init")
+    matches!(path.trim_end_matches('/'), "/ready" | "/internal/init" | "/internal/assign")
 }
 
 /// Whether a path is open to callers without a token.
@@ -139,7 +163,7 @@ pub async fn initialise(agent: &Arc<Agent>, request: Request<Incoming>) -> Outco
     }
     let asked = Init::parse(read_json(request.into_body()).await?)?;
     let binding = &agent.binding;
-    if !binding.gated {
+    if !binding.gated || binding.standby.is_some() {
         return Err(Failure::new(
             StatusCode::CONFLICT,
             Code::AlreadyInitialized,

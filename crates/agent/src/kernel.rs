@@ -64,6 +64,12 @@ pub fn signal(pid: i32, number: i32) -> bool {
     pid > 0 && unsafe { libc::kill(pid, number) == 0 }
 }
 
+/// Kills every process that this one may signal, except itself and PID 1 of its namespace. Whoever calls has made sure that it is in a box.
+pub fn kill_all_others() {
+    // SAFETY: plain system call.
+    unsafe { libc::kill(-1, libc::SIGKILL) };
+}
+
 /// Ends the process without running destructors or exit handlers.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: always sound.

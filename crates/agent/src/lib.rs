@@ -5,9 +5,9 @@
 //! Invariant: no request, however malformed, may end the process, because PID 1 takes the box with it.
 
 pub mod accounts;
+pub mod activity;
 pub mod binding;
 pub mod bootstrap;
-pub mod bridge;
 mod cgroup;
 pub mod code;
 pub mod command;
@@ -23,8 +23,13 @@ pub mod journal;
 pub mod kernel;
 pub mod lines;
 pub mod metrics;
+pub mod port_proxy;
 pub mod pty;
+mod resolver;
+pub mod sealing;
 pub mod session;
 pub mod settings;
+pub mod standby;
 pub mod telemetry;
 pub mod trust;
+pub mod workspace;

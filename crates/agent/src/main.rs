@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sandglass_agent::accounts::{Accounts, Identity};
-use sandglass_agent::binding::{Binding, Restart};
+use sandglass_agent::activity::Gauge;
+use sandglass_agent::binding::{Binding, Gate, Restart};
 use sandglass_agent::bootstrap;
 use sandglass_agent::code::{Contexts, readiness};
 use sandglass_agent::command::{Commands, Output};
@@ -23,10 +24,13 @@ use sandglass_agent::isolated::{self, inside};
 use sandglass_agent::journal::{self, Level};
 use sandglass_agent::metrics::Meter;
 use sandglass_agent::pty::Terminals;
+use sandglass_agent::sealing;
 use sandglass_agent::session::Sessions;
 use sandglass_agent::settings::{Settings, Start};
+use sandglass_agent::standby::{self, Waiting};
 use sandglass_agent::telemetry::{self, Telemetry};
 use sandglass_agent::trust::Trust;
+use sandglass_agent::workspace::{self, Document, Workspace};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -35,6 +39,12 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect();
     if args.get(1).is_some_and(|word| word == inside::WORD) {
         return inside::run();
+    }
+    if let Some(code) = args.get(1..).and_then(workspace::inside::run) {
+        return code;
+    }
+    if let Some(code) = args.get(1..).and_then(sealing::run) {
+        return code;
     }
     let settings = match Settings::load(&args) {
         Ok(Start::Serve(settings)) => *settings,
@@ -92,10 +102,16 @@ async fn run(mut settings: Settings) -> i32 {
         Ok(prepared) => prepared,
         Err(why) => return status.failed(&why),
     };
-    let Prepared { agent, listener, trust, restarts, exporter } = prepared;
+    let Prepared { agent, listener, trust, restarts, waiting, exporter, document } = prepared;
+    if let Some(document) = document {
+        let _ = agent.workspace.set(Workspace::open(document, &agent));
+    }
     let serving = Serving::start(listener, Arc::clone(&agent));
     let ready = tokio::spawn(readiness::answer(readiness::port(&agent.env)));
-    let code = live(&agent, &settings, trust.as_ref(), &mut status, restarts).await;
+    let code = live(&agent, &settings, trust.as_ref(), &mut status, (restarts, waiting)).await;
+    if let Some(workspace) = agent.workspace.get() {
+        workspace.take_leave().await;
+    }
     serving.stop(settings.grace).await;
     if let Some(exporter) = exporter {
         exporter.abort();
@@ -124,22 +140,32 @@ struct Prepared {
     listener: TcpListener,
     trust: Option<Trust>,
     restarts: mpsc::Receiver<Restart>,
+    /// In a box of a pool.
+    waiting: Option<Waiting>,
     exporter: Option<JoinHandle<()>>,
+    document: Option<Document>,
 }
 
 async fn prepare(settings: &mut Settings) -> Result<Prepared, NotStarted> {
     let identity = match Accounts::load().resolve(&settings.user) {
-        Ok(identity) if settings.booted => identity,
+        Ok(identity) if settings.booted || !settings.user.is_empty() => identity,
         Ok(_) => own_identity(),
         Err(error) => return Err(NotStarted::entrypoint(error)),
     };
     let mut env = std::mem::take(&mut settings.env);
+    if !settings.booted && !settings.user.is_empty() {
+        forget_own_home(&mut env);
+    }
     let home = complete_home(&mut env, &identity);
     let mut cwd = enter_cwd(settings.cwd.as_deref(), &identity).map_err(|error| {
         let cwd = settings.cwd.as_deref().unwrap_or_default();
         NotStarted::entrypoint(format!("working directory {cwd} cannot be used: {error}"))
     })?;
     create_env_file(&settings.env_file, &identity);
+    let document = find_document(settings, &env)?;
+    if let Some(document) = &document {
+        workspace::export(document, &mut env);
+    }
     let listener = match settings.listener.take() {
         Some(listener) => listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener)),
         None => serve::bind(settings.port),
@@ -169,7 +195,13 @@ async fn prepare(settings: &mut Settings) -> Result<Prepared, NotStarted> {
         let argv = std::mem::take(&mut settings.entrypoint);
         settings.entrypoint = bootstrap::command(argv, &env).map_err(NotStarted::entrypoint)?;
     }
-    let (binding, restarts) = Binding::new(settings.gate, settings.hooks_file.take());
+    let (mut binding, restarts) = Binding::new(settings.gate, settings.hooks_file.take());
+    let mut waiting = None;
+    if settings.gate == Gate::Standby {
+        let (standby, for_it) = standby::standby(settings.workspace.clone());
+        binding = binding.in_pool(standby);
+        waiting = Some(for_it);
+    }
     let meter = Meter::new(settings.limits);
     let (telemetry, exporter) = start_telemetry(&env, &meter);
     let agent = Agent {
@@ -191,8 +223,11 @@ async fn prepare(settings: &mut Settings) -> Result<Prepared, NotStarted> {
         contexts: Contexts::default(),
         isolated,
         confined_to: Vec::new(),
+        runs: Gauge::default(),
+        proxied: Gauge::default(),
+        workspace: OnceLock::new(),
     };
-    Ok(Prepared { agent: Arc::new(agent), listener, trust, restarts, exporter })
+    Ok(Prepared { agent: Arc::new(agent), listener, trust, restarts, waiting, exporter, document })
 }
 
 /// From "accepting" to the end of the box.
@@ -201,12 +236,12 @@ async fn live(
     settings: &Settings,
     trust: Option<&Trust>,
     status: &mut Status,
-    restarts: mpsc::Receiver<Restart>,
+    (restarts, waiting): (mpsc::Receiver<Restart>, Option<Waiting>),
 ) -> i32 {
     let argv = if settings.init { &settings.entrypoint[..] } else { &[] };
     let hooks = &settings.hooks;
     let report = settings.startup_report.as_deref();
-    let starting = Begin { agent, argv, hooks, trust, report, status }.run();
+    let starting = Begin { agent, argv, hooks, trust, report, status, waiting }.run();
     let ended = if settings.init {
         supervise::run_init(agent, argv, starting, restarts).await
     } else {
@@ -225,6 +260,16 @@ async fn live(
             1
         }
     }
+}
+
+/// What makes the box a workspace. Its boot ends with an entrypoint, so an agent that is no init takes no notice.
+fn find_document(settings: &Settings, env: &Env) -> Result<Option<Document>, NotStarted> {
+    // One that comes with an assignment is looked for then.
+    if !settings.init || settings.gate == Gate::Standby {
+        return Ok(None);
+    }
+    let own = env.get("OPENSANDBOX_ID").map(String::as_str).filter(|id| !id.is_empty());
+    Document::find(settings.workspace.as_deref(), own).map_err(NotStarted::agent)
 }
 
 /// Where a script left the working directory.
@@ -256,6 +301,15 @@ fn own_identity() -> Identity {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         ..Identity::default()
+    }
+}
+
+/// An engine sets the home of the user that it starts, who is not the one that everything runs as.
+fn forget_own_home(env: &mut Env) {
+    let accounts = Accounts::load();
+    let own = accounts.user_by_uid(rustix::process::geteuid().as_raw()).map(|user| user.home.as_str());
+    if env.get("HOME").is_some_and(|home| own.unwrap_or("/root") == home.as_str()) {
+        env.remove("HOME");
     }
 }
 

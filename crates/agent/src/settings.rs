@@ -54,6 +54,9 @@ pub struct BootConfig {
     /// Hooks in the form of requests.
     #[serde(default)]
     pub lifecycle: Hooks,
+    /// Start nothing and answer nobody until the box is assigned.
+    #[serde(default)]
+    pub standby: bool,
 }
 
 /// Limits as the control plane knows them, for boxes that cannot see their own cgroup.
@@ -72,6 +75,8 @@ pub struct Settings {
     /// Complete environment of user processes, before the env file and request variables.
     pub env: Env,
     pub cwd: Option<String>,
+    /// Whom everything that is not the agent itself runs as, in Docker's syntax. Empty: root where the control plane booted the box,
+    /// otherwise the agent's own user.
     pub user: String,
     pub env_file: PathBuf,
     pub limits: Limits,
@@ -91,6 +96,8 @@ pub struct Settings {
     pub log_level: u8,
     pub log_file: Option<PathBuf>,
     pub clone3: Compat,
+    /// The document of the workspace, where it is not in its usual place.
+    pub workspace: Option<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -124,9 +131,12 @@ struct Flags {
     dump: bool,
     start_script: bool,
     runtime_init: bool,
+    standby: bool,
     startup_report: Option<PathBuf>,
     grace: Option<Duration>,
     log_level: Option<u8>,
+    workspace: Option<PathBuf>,
+    user: String,
 }
 
 impl Settings {
@@ -187,12 +197,13 @@ impl Settings {
             isolation_config,
             hooks: boot.lifecycle,
             hooks_file: None,
-            gate: Gate::Open,
+            gate: if boot.standby { Gate::Standby } else { Gate::Open },
             startup_report: None,
             grace: DEFAULT_GRACE,
             log_level: DEFAULT_LOG_LEVEL,
             log_file: None,
             clone3: Compat::Off,
+            workspace: None,
         })
     }
 
@@ -223,7 +234,7 @@ impl Settings {
             entrypoint,
             env,
             cwd: None,
-            user: String::new(),
+            user: flags.user,
             env_file,
             limits: Limits::default(),
             listener: None,
@@ -235,12 +246,17 @@ impl Settings {
                 .or_else(|| text("EXECD_ISOLATION_CONFIG").map(PathBuf::from)),
             hooks: told.hooks().map_err(|e| SettingsError::Usage(format!("hooks: {e}")))?,
             hooks_file: told.path(),
-            gate: if gated { Gate::UntilInitialised } else { Gate::Open },
+            gate: match (flags.standby, gated) {
+                (true, _) => Gate::Standby,
+                (false, true) => Gate::UntilInitialised,
+                (false, false) => Gate::Open,
+            },
             startup_report: flags.startup_report,
             grace: flags.grace.or(grace).unwrap_or(DEFAULT_GRACE),
             log_level: flags.log_level.unwrap_or(DEFAULT_LOG_LEVEL),
             log_file: text("EXECD_LOG_FILE").map(PathBuf::from),
             clone3: Compat::parse(&clone3).ok_or_else(|| wrong("EXECD_CLONE3_COMPAT"))?,
+            workspace: flags.workspace,
         })
     }
 }
@@ -298,11 +314,12 @@ fn parse_flags(args: &[String]) -> Result<Flags, SettingsError> {
             None => (body, None),
         };
         match name {
-            "init" | "runtime-init" => {
+            "init" | "runtime-init" | "standby" => {
                 let on =
                     inline.is_none_or(|v| matches!(v.as_str(), "1" | "t" | "T" | "true" | "TRUE" | "True"));
                 flags.init |= on && name == "init";
                 flags.runtime_init |= on && name == "runtime-init";
+                flags.standby |= on && name == "standby";
                 continue;
             }
             "version" => {
@@ -326,6 +343,8 @@ fn parse_flags(args: &[String]) -> Result<Flags, SettingsError> {
         match name {
             "port" => flags.port = Some(value.parse().map_err(|_| number())?),
             "access-token" => flags.token = Some(value).filter(|t| !t.is_empty()),
+            "user" => flags.user = value,
+            "workspace" => flags.workspace = Some(value.into()),
             "isolation-config" => flags.isolation_config = Some(value.into()),
             "boot-fd" => flags.boot_fd = Some(value.parse().map_err(|_| number())?),
             "jupyter-host" => flags.jupyter.push(("JUPYTER_HOST", value)),
@@ -364,6 +383,7 @@ mod tests {
         assert!(flags(&["--nope", "x"]).is_err());
         assert!(flags(&["--port"]).is_err());
         assert!(!flags(&["--init=false"]).unwrap().init);
+        assert_eq!(flags(&["--init", "--user", "ann:users", "--", "a"]).unwrap().user, "ann:users");
         let parsed = flags(&["--runtime-init", "--graceful-shutdown-timeout=1.5s", "--log-level=7"]).unwrap();
         assert_eq!((parsed.runtime_init, parsed.init, parsed.log_level), (true, false, Some(7)));
         assert_eq!(parsed.grace, Some(Duration::from_millis(1500)));

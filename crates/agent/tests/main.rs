@@ -4,6 +4,8 @@
 
 mod support;
 
+#[path = "support/bridge_server.rs"]
+mod bridge_server;
 #[path = "support/code.rs"]
 mod code;
 #[path = "support/commands.rs"]
@@ -34,6 +36,8 @@ mod robust;
 mod runtime_init;
 #[path = "support/sessions.rs"]
 mod sessions;
+#[path = "support/standby.rs"]
+mod standby;
 #[path = "support/start_script.rs"]
 mod start_script;
 #[path = "support/surface.rs"]
@@ -42,3 +46,5 @@ mod surface;
 mod telemetry;
 #[path = "support/terminals.rs"]
 mod terminals;
+#[path = "support/workspace.rs"]
+mod workspace;

@@ -4,17 +4,23 @@ use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
 use crate::{
+    builds::{
+        BuiltImage, BuiltRepository, CreateImageBuildRequest, ImageBuild, ImageBuildCache, ImageBuildFailure,
+        ImageBuildStatus, ImageBuildStep, MoveTagRequest, Prebuild, PrebuildRequest,
+    },
     diagnostics::DiagnosticContent,
     error::{ErrorBody, RouterErrorBody, ValidationBody},
     ingress::IngressUses,
     lifecycle::{
-        CreatePoolRequest, CreateSandboxRequest, CreateSandboxResponse, CreateSnapshotRequest,
-        CreateTemplateRequest, Endpoint, Health, ListPoolsResponse, MetricsEvent, NetworkPolicy, Pool,
-        RenewRequest, RenewResponse, Sandbox, SandboxEvent, SandboxEventPage, Snapshot, Template,
-        UpdatePoolRequest, Version,
+        ActivityRequest, ActivityResponse, CreatePoolRequest, CreateSandboxRequest, CreateSandboxResponse,
+        CreateSnapshotRequest, CreateTemplateRequest, Endpoint, Health, ListPoolsResponse, MetricsEvent,
+        NetworkPolicy, Pool, RenewRequest, RenewResponse, Sandbox, SandboxEvent, SandboxEventPage,
+        SandboxService, SandboxServices, ServiceAccess, ServiceAccessRequest, ServiceSwitch, Snapshot,
+        Template, UpdatePoolRequest, Version,
     },
     page::Pagination,
     routes::{Content, Query, ROUTES, Route},
+    webhooks::{Webhook, WebhookAttempt, WebhookDeliveries, WebhookDelivery, WebhookRequest, WebhookTest},
 };
 
 /// Version of the contract, not of the server.
@@ -22,6 +28,19 @@ const CONTRACT_VERSION: &str = "0.1.0";
 
 #[derive(OpenApi)]
 #[openapi(components(schemas(
+    ActivityRequest,
+    ActivityResponse,
+    BuiltImage,
+    BuiltRepository,
+    CreateImageBuildRequest,
+    ImageBuild,
+    ImageBuildCache,
+    ImageBuildFailure,
+    ImageBuildStatus,
+    ImageBuildStep,
+    MoveTagRequest,
+    Prebuild,
+    PrebuildRequest,
     CreatePoolRequest,
     CreateSandboxRequest,
     CreateSandboxResponse,
@@ -43,11 +62,22 @@ const CONTRACT_VERSION: &str = "0.1.0";
     Sandbox,
     SandboxEvent,
     SandboxEventPage,
+    SandboxService,
+    SandboxServices,
+    ServiceAccess,
+    ServiceAccessRequest,
+    ServiceSwitch,
     Snapshot,
     Template,
     UpdatePoolRequest,
     ValidationBody,
-    Version
+    Version,
+    Webhook,
+    WebhookAttempt,
+    WebhookDeliveries,
+    WebhookDelivery,
+    WebhookRequest,
+    WebhookTest
 )))]
 struct Schemas;
 
@@ -94,6 +124,9 @@ fn composed_schemas() -> Vec<(&'static str, Value)> {
         ("ListSandboxesResponse", page("Sandbox")),
         ("ListSnapshotsResponse", page("Snapshot")),
         ("ListFsbTemplatesResponse", page("FsbTemplate")),
+        ("ListImageBuildsResponse", page("ImageBuild")),
+        ("ListPrebuildsResponse", page("Prebuild")),
+        ("ListWebhooksResponse", page("Webhook")),
         (
             "MetadataPatch",
             json!({
@@ -279,7 +312,9 @@ mod tests {
             paths.retain(|path, _| {
                 !path.starts_with("/v1/")
                     || path == "/v1/metrics/events"
-                    || ["/v1/images", "/v1/ingress"].iter().any(|own| path.starts_with(own))
+                    || ["/v1/images", "/v1/image-builds", "/v1/prebuilds", "/v1/ingress", "/v1/webhooks"]
+                        .iter()
+                        .any(|own| path.starts_with(own))
             });
         }
         insta::assert_json_snapshot!(document);

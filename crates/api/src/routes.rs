@@ -150,6 +150,13 @@ const METADATA: Query = text(
     "`key=value` pairs joined by `&`, keys and values percent-encoded once more. All must match exactly.",
 );
 const STATES: Query = Query { name: "state", kind: "array", about: "Keep these states; may be repeated." };
+const INCLUDE_TERMINATED: Query = Query {
+    name: "includeTerminated",
+    kind: "boolean",
+    about: "Also sandboxes that are gone, for 24 hours after their end. In lists the state `Terminated` asks for them too.",
+};
+const DELIVERY_STATE: Query = text("state", "Only deliveries that are `Pending`, `Delivered` or `Dead`.");
+const DELIVERIES: Query = integer("limit", "How many, 1 to 200. Default 50.");
 const TAIL: Query = integer("tail", "Last lines of the log to return.");
 
 /// Routes of ours: the local images of the embedded runtime.
@@ -160,6 +167,36 @@ const fn images(
     summary: &'static str,
 ) -> Route {
     Route { mount: Mount::V1, ..Route::new(method, path, operation, summary).tag("Images") }
+}
+
+/// Routes of ours: builds of images from repositories.
+const fn builds(
+    method: &'static str,
+    path: &'static str,
+    operation: &'static str,
+    summary: &'static str,
+) -> Route {
+    Route { mount: Mount::V1, ..Route::new(method, path, operation, summary).tag("Image builds") }
+}
+
+/// Routes of ours: standing orders for builds.
+const fn prebuilds(
+    method: &'static str,
+    path: &'static str,
+    operation: &'static str,
+    summary: &'static str,
+) -> Route {
+    Route { mount: Mount::V1, ..Route::new(method, path, operation, summary).tag("Prebuilds") }
+}
+
+/// Routes of ours: subscriptions to events.
+const fn webhooks(
+    method: &'static str,
+    path: &'static str,
+    operation: &'static str,
+    summary: &'static str,
+) -> Route {
+    Route { mount: Mount::V1, ..Route::new(method, path, operation, summary).tag("Webhooks") }
 }
 
 /// Routes of ours: what a gateway asks and tells.
@@ -197,10 +234,11 @@ pub const ROUTES: &[Route] = &[
         .answers(202, Content::Json("CreateSandboxResponse"))
         .fails(&[400, 403, 404, 409, 429, 503]),
     Route::new("GET", "/sandboxes", "list_sandboxes", "List sandboxes, newest first")
-        .query(&[STATES, METADATA, PAGE, PAGE_SIZE])
+        .query(&[STATES, METADATA, INCLUDE_TERMINATED, PAGE, PAGE_SIZE])
         .answers(200, Content::Json("ListSandboxesResponse"))
         .fails(&[400, 503]),
     Route::new("GET", "/sandboxes/{sandbox_id}", "get_sandbox", "Read a sandbox")
+        .query(&[INCLUDE_TERMINATED])
         .answers(200, Content::Json("Sandbox"))
         .fails(&[403, 404]),
     Route::new("DELETE", "/sandboxes/{sandbox_id}", "delete_sandbox", "Kill and remove a sandbox")
@@ -225,6 +263,15 @@ pub const ROUTES: &[Route] = &[
     .body("RenewSandboxExpirationRequest")
     .answers(200, Content::Json("RenewSandboxExpirationResponse"))
     .fails(&[400, 403, 404, 409]),
+    Route::new(
+        "POST",
+        "/sandboxes/{sandbox_id}/activity",
+        "lease_sandbox_activity",
+        "Keep a sandbox from becoming idle for a while",
+    )
+    .body("ActivityRequest")
+    .answers(200, Content::Json("ActivityResponse"))
+    .fails(&[403, 404, 409, 503]),
     Route::new(
         "GET",
         "/sandboxes/{sandbox_id}/endpoints/{port}",
@@ -253,6 +300,67 @@ pub const ROUTES: &[Route] = &[
     ])
     .answers(200, Content::JsonOrStream("SandboxEventPage"))
     .fails(&[404, 503]),
+    Route::new(
+        "GET",
+        "/sandboxes/{sandbox_id}/services",
+        "list_sandbox_services",
+        "Services that are kept running",
+    )
+    .answers(200, Content::Json("SandboxServices"))
+    .fails(&[403, 404])
+    .tag("Services"),
+    Route::new("GET", "/sandboxes/{sandbox_id}/services/{name}", "get_sandbox_service", "Read a service")
+        .answers(200, Content::Json("SandboxService"))
+        .fails(&[403, 404])
+        .tag("Services"),
+    Route::new(
+        "PUT",
+        "/sandboxes/{sandbox_id}/services/{name}",
+        "switch_sandbox_service",
+        "Switch a service on or off",
+    )
+    .body("ServiceSwitch")
+    .answers(200, Content::Json("SandboxService"))
+    .fails(&[400, 403, 404, 409, 503])
+    .tag("Services"),
+    Route::new(
+        "POST",
+        "/sandboxes/{sandbox_id}/services/{name}/restart",
+        "restart_sandbox_service",
+        "Start a service anew",
+    )
+    .answers(202, Content::Nothing)
+    .fails(&[403, 404, 409, 503])
+    .tag("Services"),
+    Route::new(
+        "POST",
+        "/sandboxes/{sandbox_id}/services/{name}/access",
+        "open_sandbox_service",
+        "Be let into a service for a few minutes",
+    )
+    .optional_body("ServiceAccessRequest")
+    .answers(200, Content::Json("ServiceAccess"))
+    .fails(&[400, 403, 404, 409])
+    .tag("Services"),
+    Route::new(
+        "GET",
+        "/sandboxes/{sandbox_id}/services/{name}/tunnel",
+        "tunnel_to_sandbox_service",
+        "A WebSocket that is a connection to a service's port",
+    )
+    .answers(101, Content::Nothing)
+    .fails(&[400, 403, 404, 409, 502, 503, 504])
+    .tag("Services"),
+    Route::new(
+        "GET",
+        "/sandboxes/{sandbox_id}/services/{name}/logs",
+        "sandbox_service_logs",
+        "What a service wrote, also after its end; a hook is named boot.PHASE.HOOK",
+    )
+    .query(&[TAIL, integer("from", "Offset of the first byte; the header X-Log-Next says where to read on.")])
+    .answers(200, Content::Text)
+    .fails(&[400, 403, 404, 503])
+    .tag("Services"),
     Route::new("POST", "/sandboxes/{sandbox_id}/snapshots", "create_snapshot", "Snapshot a running sandbox")
         .optional_body("CreateSnapshotRequest")
         .answers(202, Content::Json("Snapshot"))
@@ -369,9 +477,23 @@ pub const ROUTES: &[Route] = &[
     proxy("PUT", PROXY_PATH, "proxy_put"),
     proxy("PATCH", PROXY_PATH, "proxy_patch"),
     proxy("DELETE", PROXY_PATH, "proxy_delete"),
-    images("GET", "/images", "list_images", "List local images")
+    images("GET", "/images", "list_images", "List local images, or those that builds made")
+        .query(&[
+            text("kind", "`local` or `built`. Default: `local` for the operator, `built` for tenants."),
+            text("repository", "Of built images: only of this repository key."),
+            STATES,
+            PAGE,
+            PAGE_SIZE,
+        ])
         .answers(200, Content::Json("ListImagesResponse"))
-        .fails(&[403, 501]),
+        .fails(&[400, 403, 501, 503]),
+    images("GET", "/images/{reference}", "get_image", "Read an image that a build made, by its id")
+        .answers(200, Content::Json("BuiltImage"))
+        .fails(&[404, 503]),
+    images("PUT", "/images/tags/{repository_key}/{tag}", "move_image_tag", "Move a name to a built image")
+        .body("MoveTagRequest")
+        .answers(200, Content::Json("BuiltImage"))
+        .fails(&[400, 404, 409, 503]),
     images("POST", "/images/pull", "pull_image", "Pull an image from its registry")
         .body("PullImageRequest")
         .answers(200, Content::JsonLines)
@@ -386,9 +508,113 @@ pub const ROUTES: &[Route] = &[
     images("POST", "/images/prune", "prune_images", "Remove what no image and no sandbox uses")
         .answers(200, Content::Opaque)
         .fails(&[403, 501]),
-    images("DELETE", "/images/{reference}", "remove_image", "Remove a local image")
+    images("DELETE", "/images/{reference}", "remove_image", "Remove a local image, or a built one by its id")
+        .query(&[Query {
+            name: "force",
+            kind: "boolean",
+            about: "A built image in use goes as soon as nobody uses it.",
+        }])
         .answers(200, Content::Opaque)
-        .fails(&[400, 403, 404, 409, 501]),
+        .fails(&[400, 403, 404, 409, 501, 503]),
+    builds("POST", "/image-builds", "create_image_build", "Build an image of a repository")
+        .body("CreateImageBuildRequest")
+        .answers(202, Content::Json("ImageBuild"))
+        .fails(&[400, 404, 409, 412, 429, 502, 503]),
+    builds("GET", "/image-builds", "list_image_builds", "List image builds, newest first")
+        .query(&[STATES, text("repository", "Only of this repository key."), PAGE, PAGE_SIZE])
+        .answers(200, Content::Json("ListImageBuildsResponse"))
+        .fails(&[503]),
+    builds("GET", "/image-builds/{image_build_id}", "get_image_build", "Read an image build")
+        .answers(200, Content::Json("ImageBuild"))
+        .fails(&[404, 503]),
+    builds("DELETE", "/image-builds/{image_build_id}", "cancel_image_build", "End an image build")
+        .answers(202, Content::Json("ImageBuild"))
+        .fails(&[404, 409, 503]),
+    builds(
+        "GET",
+        "/image-builds/{image_build_id}/logs",
+        "image_build_logs",
+        "The log of an image build, as text or as server-sent events",
+    )
+    .query(&[
+        text("step", "Only the output of this step."),
+        TAIL,
+        text("since", "A byte offset, or an instant in RFC 3339."),
+        Query { name: "follow", kind: "boolean", about: "Go on until the build ended." },
+    ])
+    .answers(200, Content::Text)
+    .fails(&[400, 404, 429, 503]),
+    builds(
+        "GET",
+        "/image-builds/{image_build_id}/events",
+        "image_build_events",
+        "The build as it is and as it becomes, as server-sent events",
+    )
+    .answers(200, Content::Opaque)
+    .fails(&[404, 503]),
+    prebuilds("POST", "/prebuilds", "create_prebuild", "Keep the image of a repository fresh")
+        .body("PrebuildRequest")
+        .answers(201, Content::Json("Prebuild"))
+        .fails(&[400, 503]),
+    prebuilds("GET", "/prebuilds", "list_prebuilds", "List prebuilds")
+        .query(&[PAGE, PAGE_SIZE])
+        .answers(200, Content::Json("ListPrebuildsResponse"))
+        .fails(&[503]),
+    prebuilds("GET", "/prebuilds/{prebuild_id}", "get_prebuild", "Read a prebuild")
+        .answers(200, Content::Json("Prebuild"))
+        .fails(&[404, 503]),
+    prebuilds("PUT", "/prebuilds/{prebuild_id}", "replace_prebuild", "Change a prebuild")
+        .body("PrebuildRequest")
+        .answers(200, Content::Json("Prebuild"))
+        .fails(&[400, 404, 503]),
+    prebuilds("DELETE", "/prebuilds/{prebuild_id}", "delete_prebuild", "Remove a prebuild")
+        .answers(204, Content::Nothing)
+        .fails(&[404, 503]),
+    prebuilds("POST", "/prebuilds/{prebuild_id}/trigger", "trigger_prebuild", "Look at the remote at once")
+        .answers(202, Content::Json("Prebuild"))
+        .fails(&[404, 503]),
+    Route {
+        body: Content::Opaque,
+        needs_auth: false,
+        ..prebuilds(
+            "POST",
+            "/prebuilds/{prebuild_id}/webhook",
+            "push_prebuild",
+            "Tell of a push; signed with the prebuild's secret instead of a key",
+        )
+        .answers(202, Content::Nothing)
+        .fails(&[401, 404, 413, 503])
+    },
+    webhooks("POST", "/webhooks", "create_webhook", "Have events sent to a receiver")
+        .body("WebhookRequest")
+        .answers(201, Content::Json("Webhook"))
+        .fails(&[400, 429, 503]),
+    webhooks("GET", "/webhooks", "list_webhooks", "List webhooks, newest first")
+        .query(&[PAGE, PAGE_SIZE])
+        .answers(200, Content::Json("ListWebhooksResponse"))
+        .fails(&[503]),
+    webhooks("GET", "/webhooks/{webhook_id}", "get_webhook", "Read a webhook")
+        .answers(200, Content::Json("Webhook"))
+        .fails(&[404, 503]),
+    webhooks("PUT", "/webhooks/{webhook_id}", "replace_webhook", "Change, enable or disable a webhook")
+        .body("WebhookRequest")
+        .answers(200, Content::Json("Webhook"))
+        .fails(&[400, 404, 409, 503]),
+    webhooks("DELETE", "/webhooks/{webhook_id}", "delete_webhook", "Remove a webhook with its deliveries")
+        .answers(204, Content::Nothing)
+        .fails(&[404, 503]),
+    webhooks("POST", "/webhooks/{webhook_id}/test", "test_webhook", "Send a test message, once")
+        .answers(200, Content::Json("WebhookTest"))
+        .fails(&[404, 503]),
+    webhooks(
+        "GET",
+        "/webhooks/{webhook_id}/deliveries",
+        "list_webhook_deliveries",
+        "What became of the latest deliveries",
+    )
+    .query(&[DELIVERY_STATE, DELIVERIES])
+    .answers(200, Content::Json("WebhookDeliveries"))
+    .fails(&[404, 503]),
     ingress(
         "GET",
         "/ingress/sandboxes",
@@ -466,8 +692,20 @@ mod tests {
     }
 
     #[test]
-    fn only_the_servers_own_pages_are_open() {
+    fn only_the_servers_own_pages_and_signed_pushes_are_open() {
         let open: Vec<_> = ROUTES.iter().filter(|route| !route.needs_auth).map(|route| route.path).collect();
-        assert_eq!(open, ["/health", "/healthz", "/readyz", "/version", "/docs", "/redoc", "/openapi.json"]);
+        assert_eq!(
+            open,
+            [
+                "/prebuilds/{prebuild_id}/webhook",
+                "/health",
+                "/healthz",
+                "/readyz",
+                "/version",
+                "/docs",
+                "/redoc",
+                "/openapi.json"
+            ]
+        );
     }
 }

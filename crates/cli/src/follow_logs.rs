@@ -165,7 +165,8 @@ pub async fn follow(
     }
 }
 
-fn is_gone(error: &anyhow::Error) -> bool {
+/// Whether the server knows nothing by that name.
+pub fn is_gone(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref::<ClientError>(), Some(ClientError::Refused(e)) if e.status.as_u16() == 404)
 }
 

@@ -13,8 +13,11 @@ mod lines;
 mod mcp;
 mod output;
 mod profile;
+mod service_log;
 mod sink;
+mod sse;
 mod values;
+mod workspace;
 
 use std::process::ExitCode;
 

@@ -7,6 +7,7 @@
 //! lives under `tmp/` and disappears with its process.
 
 mod collect;
+mod commit;
 mod compression;
 mod error;
 mod host_image;
@@ -23,6 +24,7 @@ mod store;
 mod tar_reader;
 mod unpack;
 
+pub use commit::Commit;
 pub use error::{ImageError, ImageErrorKind};
 pub use image::{
     Collected, Credentials, Image, ImageConfig, ImageDigest, Platform, Progress, ProgressFn, ProgressPhase,

@@ -13,6 +13,7 @@ mod mac;
 mod route;
 mod scope;
 mod signature;
+mod visit;
 
 pub use admission::{Denied, Door, Moment, Presented};
 pub use base36::Expiry;
@@ -21,3 +22,4 @@ pub use keys::{Key, KeyListError, Keys};
 pub use route::{LABEL_LIMIT, LabelError, PathRoute, Proof, Route, RouteError};
 pub use scope::{Scope, ScopeError};
 pub use signature::{Generation, Malformed, Signed, Unverified};
+pub use visit::{Pass, Visit, Visited};

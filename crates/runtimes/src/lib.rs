@@ -1,7 +1,8 @@
 //! The backends behind the `Runtime` port, one module each.
 
-mod audit;
+mod assignment;
 mod binaries;
 pub mod docker;
 pub mod embedded;
+pub mod enforcement;
 pub mod host_paths;

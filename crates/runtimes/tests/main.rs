@@ -40,6 +40,8 @@ fn plan(ttl: Option<u64>) -> StartPlan {
         created_at: now,
         agent_token: "t".into(),
         route_token: "r".into(),
+        delivery: Vec::new(),
+        root_agent: false,
     }
 }
 

@@ -7,7 +7,7 @@
 use std::{fmt, str::FromStr};
 
 /// The generation of this program's agent, and the newest that this server knows to use.
-pub const GENERATION: u32 = 2;
+pub const GENERATION: u32 = 3;
 /// The oldest generation that an agent and a server of this version still talk to.
 pub const OLDEST: u32 = 1;
 /// Where an agent tells its generation, in answers of `/ping` and `/ready` that clients take no notice of.
@@ -18,6 +18,10 @@ pub const HEADER: &str = "x-sandglass-agent";
 pub enum Feature {
     /// Hooks in the boot configuration, and `GET /ready`, which tells when they and the entrypoint have been started.
     Hooks,
+    /// `POST /internal/assign` for boxes that were started with `standby` in their boot configuration.
+    Standby,
+    /// The document of a workspace ([`crate::workspace`]), and what is below `/v1/workspace`.
+    Workspace,
 }
 
 impl Feature {
@@ -25,6 +29,7 @@ impl Feature {
     pub fn since(self) -> u32 {
         match self {
             Self::Hooks => 2,
+            Self::Standby | Self::Workspace => 3,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Commands around the life of a sandbox: one before its entrypoint, and others on a schedule.
+//! Commands around the life of a sandbox: one before its entrypoint, one before its end, and others on a schedule.
 //!
 //! The form in which they are kept and in which they travel to the agent is the one that requests have.
 //! Invariant: hooks that were checked are bounded, and each schedule in them has a next time.
@@ -21,6 +21,10 @@ const MAX_NAME: usize = 128;
 const MAX_BYTES: usize = 64 << 10;
 const MAX_PRE_START_SECONDS: u64 = 10_800;
 const MAX_PERIODIC_SECONDS: u64 = 300;
+/// Longer than this no removal waits for a hook.
+pub const MAX_PRE_STOP: Duration = Duration::from_secs(60);
+/// How long the hook before the end may run when it does not say.
+pub const DEFAULT_PRE_STOP: Duration = Duration::from_secs(10);
 
 /// See the module documentation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,11 +32,14 @@ const MAX_PERIODIC_SECONDS: u64 = 300;
 pub struct Hooks {
     #[serde(default, alias = "pre_start", skip_serializing_if = "Option::is_none")]
     pub pre_start: Option<Hook>,
+    /// Run by the server through the agent before the box is stopped, if it runs then.
+    #[serde(default, alias = "pre_stop", skip_serializing_if = "Option::is_none")]
+    pub pre_stop: Option<Hook>,
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_empty")]
     pub periodic: Vec<PeriodicHook>,
 }
 
-/// A command that runs once, before the entrypoint.
+/// A command that runs once, before the entrypoint or before the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hook {
@@ -94,7 +101,13 @@ impl PeriodicHook {
 impl Hooks {
     /// Whether there is nothing to run.
     pub fn is_empty(&self) -> bool {
-        self.pre_start.is_none() && self.periodic.is_empty()
+        self.pre_start.is_none() && self.pre_stop.is_none() && self.periodic.is_empty()
+    }
+
+    /// How long a removal waits for the hook before the end.
+    pub fn pre_stop_timeout(&self) -> Duration {
+        let asked = self.pre_stop.as_ref().and_then(|hook| hook.timeout_seconds);
+        asked.map_or(DEFAULT_PRE_STOP, Duration::from_secs).min(MAX_PRE_STOP)
     }
 
     /// Reads what [`Hooks::to_json`] or a client wrote, and checks it.
@@ -119,6 +132,10 @@ impl Hooks {
         if let Some(hook) = &self.pre_start {
             command(&hook.command, "lifecycle.preStart")?;
             seconds(hook.timeout_seconds, MAX_PRE_START_SECONDS, "lifecycle.preStart")?;
+        }
+        if let Some(hook) = &self.pre_stop {
+            command(&hook.command, "lifecycle.preStop")?;
+            seconds(hook.timeout_seconds, MAX_PRE_STOP.as_secs(), "lifecycle.preStop")?;
         }
         if self.periodic.len() > MAX_PERIODIC {
             let reason = format!("has {} hooks; at most {MAX_PERIODIC} are kept", self.periodic.len());
@@ -201,6 +218,11 @@ mod tests {
             (
                 r#"{"preStart":{"command":["a"],"timeoutSeconds":0}}"#.into(),
                 "lifecycle.preStart.timeoutSeconds",
+            ),
+            (r#"{"preStop":{"command":[]}}"#.into(), "lifecycle.preStop.command"),
+            (
+                r#"{"preStop":{"command":["a"],"timeoutSeconds":61}}"#.into(),
+                "lifecycle.preStop.timeoutSeconds",
             ),
             (list(&[periodic("a", "@daily"), periodic(" a ", "@daily")]), "lifecycle.periodic[1].name"),
             (list(&[periodic("", "@daily")]), "lifecycle.periodic[0].name"),

@@ -60,6 +60,26 @@ uuid_id!(
     SnapshotId
 );
 
+uuid_id!(
+    /// A build of an image from a repository. On the wire: a hyphenated UUID, opaque to clients.
+    ImageBuildId
+);
+
+uuid_id!(
+    /// An image that a build made. On the wire: a hyphenated UUID, opaque to clients.
+    ImageId
+);
+
+uuid_id!(
+    /// A standing order that keeps a repository's image fresh. On the wire: a hyphenated UUID, opaque to clients.
+    PrebuildId
+);
+
+uuid_id!(
+    /// A subscription of a receiver to events. On the wire: a hyphenated UUID, opaque to clients.
+    WebhookId
+);
+
 #[cfg(test)]
 mod tests {
     use super::*;

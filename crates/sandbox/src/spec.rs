@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{hooks::Hooks, ids::SnapshotId, time::Timestamp};
+use crate::{
+    hooks::Hooks, ids::SnapshotId, policy::Policies, pool::Standby, source::RepositorySource, time::Timestamp,
+};
 
 /// What the box runs beside the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,6 +189,15 @@ pub struct Spec {
     pub tenant: Option<String>,
     #[serde(default, skip_serializing_if = "Hooks::is_empty")]
     pub hooks: Hooks,
+    /// Made from a repository; `image` is empty until one was found for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Box<RepositorySource>>,
+    /// What happens when it is not used, or its time is over; `None`: it goes when its time is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policies: Option<Policies>,
+    /// The box waits in a pool and is no sandbox yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<Standby>,
 }
 
 impl Spec {
@@ -205,6 +216,9 @@ impl Spec {
             egress: None,
             tenant: None,
             hooks: Hooks::default(),
+            source: None,
+            policies: None,
+            standby: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A library, so that the one `sandglass` binary (and tests) can start a server from a bound listener and a configuration value.
 
 pub mod agents;
+pub mod builds;
 pub mod config;
 pub mod diagnostics;
 pub mod engine;
@@ -17,3 +18,5 @@ pub mod store;
 pub mod telemetry;
 pub mod tenants;
 mod tls;
+pub mod webhooks;
+pub mod workspace;

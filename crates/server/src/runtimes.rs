@@ -12,15 +12,17 @@ use std::{
 use sandglass_runtimes::{
     docker::{self, DockerRuntime, EngineAddress},
     embedded::{self, EmbeddedConfig, EmbeddedRuntime, Subnet},
+    enforcement,
 };
 use sandglass_sandbox::{
-    ports::{Runtime, runtime::RuntimeError},
+    breaker,
+    ports::{Captures, Dockerfiles, Runtime, runtime::RuntimeError},
     spec::Limits,
 };
 use tracing::warn;
 
 use crate::{
-    config::{self, Config, Quantity, RuntimeKind, SecureRuntimeKind, SubnetChoice},
+    config::{self, Config, EngineBuilder, Quantity, RuntimeKind, SecureRuntimeKind, SubnetChoice},
     engine::Settings,
     http::images::Images,
 };
@@ -45,6 +47,10 @@ pub struct Opened {
     pub runtime: Arc<dyn Runtime>,
     /// Where the runtime keeps images of its own.
     pub images: Option<Images>,
+    /// How boxes become images, for builds.
+    pub captures: Arc<dyn Captures>,
+    /// Its own builder of Dockerfiles, where it has one.
+    pub dockerfiles: Option<Arc<dyn Dockerfiles>>,
     backend: Backend,
 }
 
@@ -67,6 +73,20 @@ pub fn engine_host(config: &Config) -> Option<String> {
     engine.remote_host().map(str::to_owned)
 }
 
+/// Where a server keeps what belongs to its image builds.
+#[must_use]
+pub fn builds_folder(config: &Config) -> PathBuf {
+    match config.runtime.kind {
+        RuntimeKind::Embedded => config.embedded.state_dir.join("builds"),
+        RuntimeKind::Docker | RuntimeKind::Kubernetes => beside_store(config).join("sandglass/builds"),
+    }
+}
+
+/// Beside the database: the user who runs the server may write there.
+fn beside_store(config: &Config) -> &Path {
+    config.store.path.parent().unwrap_or_else(|| Path::new("/var/lib/sandglass"))
+}
+
 /// Opens the configured runtime. Blocking.
 ///
 /// # Errors
@@ -78,16 +98,39 @@ pub fn open(config: &Config) -> Result<Opened, OpenError> {
             let runtime =
                 Arc::new(EmbeddedRuntime::open(embedded_settings(config)).map_err(failed("embedded"))?);
             let images = images(&runtime, &config.embedded.state_dir);
-            Ok(Opened { runtime: runtime.clone(), images: Some(images), backend: Backend::Embedded(runtime) })
+            Ok(Opened {
+                runtime: runtime.clone(),
+                images: Some(images),
+                captures: runtime.clone(),
+                dockerfiles: None,
+                backend: Backend::Embedded(runtime),
+            })
         }
         RuntimeKind::Docker => {
             let engine = EngineAddress::from_environment().map_err(failed("docker"))?;
             let home = std::env::var_os("HOME").map(PathBuf::from);
             let settings = docker(config, engine, home.as_deref());
+            let engine_builds = engine_builds(config);
             let runtime = Arc::new(DockerRuntime::open(settings).map_err(failed("docker"))?);
-            Ok(Opened { runtime: runtime.clone(), images: None, backend: Backend::Docker(runtime) })
+            Ok(Opened {
+                runtime: runtime.clone(),
+                images: None,
+                captures: runtime.clone(),
+                dockerfiles: engine_builds.then(|| runtime.clone() as Arc<dyn Dockerfiles>),
+                backend: Backend::Docker(runtime),
+            })
         }
         RuntimeKind::Kubernetes => Err(OpenError::Unsupported("kubernetes")),
+    }
+}
+
+/// Whether the engine's builder gets Dockerfiles. It knows no other runtime than the engine's own, and confines what it runs in Docker's way.
+fn engine_builds(config: &Config) -> bool {
+    match config.builds.engine_builder {
+        _ if secure_runtime(config).is_some() => false,
+        EngineBuilder::Auto => !config.docker.confines_further(),
+        EngineBuilder::Always => true,
+        EngineBuilder::Never => false,
     }
 }
 
@@ -114,16 +157,27 @@ impl Opened {
     /// What the engine works by on this runtime.
     #[must_use]
     pub fn settings(&self, config: &Config) -> Settings {
+        let usual = Settings {
+            provision_deadline: config.workspaces.provision_deadline,
+            failed_box_retention: config.workspaces.failed_retention,
+            breaker: breaker::Limits {
+                failures: config.workspaces.breaker_failures,
+                window: config.workspaces.breaker_window,
+                open: config.workspaces.breaker_open,
+                probe: config.workspaces.provision_deadline,
+            },
+            ..Settings::default()
+        };
         match self.backend {
             Backend::Embedded(_) => Settings {
                 create_grace: config.embedded.create_grace,
                 max_sandboxes: config.embedded.max_sandboxes.unwrap_or(0),
-                ..Settings::default()
+                ..usual
             },
             Backend::Docker(_) => Settings {
                 create_grace: DOCKER_CREATE_GRACE,
                 parallel_starts: PARALLEL_DOCKER_STARTS,
-                ..Settings::default()
+                ..usual
             },
         }
     }
@@ -181,8 +235,8 @@ fn embedded_egress(egress: &config::EgressConfig) -> embedded::EgressConfig {
     }
 }
 
-fn upstream_proxy(proxy: &config::UpstreamProxyConfig) -> docker::UpstreamProxy {
-    docker::UpstreamProxy {
+fn upstream_proxy(proxy: &config::UpstreamProxyConfig) -> enforcement::UpstreamProxy {
+    enforcement::UpstreamProxy {
         url: proxy.url.clone(),
         authorization: proxy.authorization.as_ref().map(|secret| secret.expose().to_owned()),
         ca_cert_path: proxy.ca_cert_path.as_ref().map(PathBuf::from),
@@ -199,10 +253,18 @@ fn images(runtime: &EmbeddedRuntime, state_dir: &Path) -> Images {
     Images { store: runtime.images().clone(), uploads, in_use: Arc::new(runtime.image_users()) }
 }
 
+/// Where this server keeps files of its own beside its database.
+#[must_use]
+pub fn state_dir(config: &Config) -> PathBuf {
+    match config.runtime.kind {
+        RuntimeKind::Embedded => config.embedded.state_dir.clone(),
+        RuntimeKind::Docker | RuntimeKind::Kubernetes => beside_store(config).join("sandglass"),
+    }
+}
+
 fn docker(config: &Config, engine: EngineAddress, home: Option<&Path>) -> docker::DockerConfig {
     let settings = &config.docker;
-    // Beside the database: the user who runs the server may write there.
-    let beside = config.store.path.parent().unwrap_or_else(|| Path::new("/var/lib/sandglass"));
+    let beside = beside_store(config);
     // Where other servers of this API on the same engine look for them too.
     let shared = home.map_or_else(|| beside.to_path_buf(), |home| home.join(".opensandbox"));
     docker::DockerConfig {
@@ -320,6 +382,30 @@ mod tests {
         let proxy = seen.egress.upstream_proxy.as_ref().unwrap();
         assert_eq!(proxy.authorization.as_deref(), Some("Basic hunter2"));
         assert!(!format!("{seen:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn the_engines_builder_is_used_while_sandboxes_are_confined_as_by_default() {
+        let builds = |set: fn(&mut Config)| {
+            let mut config = Config::default();
+            set(&mut config);
+            engine_builds(&config)
+        };
+        assert!(builds(|_| {}));
+        assert!(builds(|config| config.docker.drop_capabilities = vec!["cap_mknod".to_owned()]));
+        assert!(!builds(|config| config.docker.drop_capabilities.push("CHOWN".to_owned())));
+        assert!(!builds(|config| config.docker.pids_limit = 100));
+        assert!(!builds(|config| config.docker.seccomp_profile = Some("/a.json".to_owned())));
+        assert!(!builds(|config| config.docker.apparmor_profile = Some("a".to_owned())));
+        assert!(!builds(|config| config.builds.engine_builder = EngineBuilder::Never));
+        assert!(builds(|config| {
+            config.builds.engine_builder = EngineBuilder::Always;
+            config.docker.pids_limit = 100;
+        }));
+        assert!(!builds(|config| {
+            config.builds.engine_builder = EngineBuilder::Always;
+            config.secure_runtime.kind = SecureRuntimeKind::Gvisor;
+        }));
     }
 
     #[test]

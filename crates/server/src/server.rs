@@ -3,21 +3,26 @@
 //! A server is started from a configuration value and a bound listener, and ended by its handle; that alone lets tests run many beside each other.
 
 use std::{
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     sync::Arc,
     time::Duration,
 };
 
-use sandglass_sandbox::{Clock, SystemClock, ports::Store};
+use sandglass_sandbox::{
+    Clock, SystemClock,
+    ports::Store,
+    workspace::{AUTHORITIES_FILE, Git},
+};
 use tokio::{task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
-    config::{Config, ProcessEnvironment},
+    builds::{self, Builds},
+    config::{Config, ProcessEnvironment, StoreKind},
     engine::{Engine, RecoverError},
     gateway::{Door, GatewayLimits},
-    http::{App, malformed, router},
+    http::{self, App, malformed, published_host, router},
     ingress::IngressState,
     listener::{self, CertificateError, Certificates, Limits, Looked, Serving, Transport},
     renewal::{AddressError, Renewals},
@@ -29,6 +34,8 @@ use crate::{
         otlp::{self, Exporter},
     },
     tenants,
+    webhooks::Webhooks,
+    workspace::{self, FromBuilds, Images, Workspaces},
 };
 
 /// Why a server could not start. Each says what to do about it.
@@ -101,19 +108,39 @@ impl Prepared {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let settings = runtime.settings(&config);
         let metrics = Arc::<Metrics>::default();
-        let counted = Arc::new(CountedStore::new(Arc::new(store.clone()), metrics.clone()));
-        let engine = Engine::new(runtime.runtime.clone(), counted, clock, settings);
+        let counted: Arc<dyn Store> = Arc::new(CountedStore::new(Arc::new(store.clone()), metrics.clone()));
+        let engine = Engine::new(runtime.runtime.clone(), counted.clone(), clock.clone(), settings);
         let outcomes = metrics.clone();
         engine.on_created(move |failed_phase| outcomes.count_create(failed_phase));
+        let timings = metrics.clone();
+        engine.on_timed(move |timing| timings.stages.record(timing));
+        let host = host_of_ports(&config).await;
+        match builds::inside::over_http() {
+            Ok(inside) => engine.speak_through(inside, host),
+            Err(error) => warn!(%error, "hooks before the end of sandboxes cannot be run"),
+        }
+        let builds = open_builds(&config, host, &runtime, &store, clock.clone()).await;
+        let images = builds.clone().map(|builds| Arc::new(FromBuilds(builds)) as Arc<dyn Images>);
+        let workspaces = open_workspaces(&config, &engine, (counted, clock), images).await?;
+        let (of, at) = (workspaces.clone(), engine.clock().clone());
+        engine.describe_with(move |entry| http::describe(entry, of.as_deref(), at.now()));
         engine.recover().await?;
+        if let Some(workspaces) = &workspaces {
+            workspaces.settle().await;
+        }
         let address =
             listener.local_addr().map_err(|source| StartError::Listen { address: "?".into(), source })?;
         let stop = CancellationToken::new();
         let keys = tenants::open(&config).await?;
         let exporter = exporter(&config, &engine, &metrics);
         let telemetry = Telemetry { metrics: metrics.clone(), tracer: exporter.tracer().clone() };
-        let app =
+        let mut app =
             App::new(config.clone(), engine.clone(), runtime.images.clone(), keys).with_telemetry(telemetry);
+        let webhooks = open_webhooks(&config, &store, &engine, engine.clock().clone());
+        app = app.with_builds(builds.clone()).with_webhooks(webhooks.clone());
+        if let Some(workspaces) = &workspaces {
+            app = app.with_workspaces(workspaces.clone());
+        }
         let renewals = Renewals::start(&engine, &config.renew_intent, metrics.clone())?;
         if let Some(renewals) = &renewals {
             app.renew_on_access(renewals.clone());
@@ -132,8 +159,11 @@ impl Prepared {
         Ok(Server {
             address,
             engine,
+            workspaces,
             store,
             runtime,
+            builds,
+            webhooks,
             ingress,
             serving,
             gateway,
@@ -143,6 +173,50 @@ impl Prepared {
             drain,
         })
     }
+}
+
+/// As agents are told them: none for any.
+fn hosts(allowed: &[String]) -> Vec<String> {
+    if allowed.iter().any(|host| host == "*") { Vec::new() } else { allowed.to_vec() }
+}
+
+/// What makes sandboxes from repositories, where images are found for them. Before the engine recovers.
+async fn open_workspaces(
+    config: &Config,
+    engine: &Arc<Engine>,
+    (store, clock): (Arc<dyn Store>, Arc<dyn Clock>),
+    images: Option<Arc<dyn Images>>,
+) -> Result<Option<Arc<Workspaces>>, StartError> {
+    let Some(images) = images else { return Ok(None) };
+    let wanted = &config.workspaces;
+    let settings = workspace::Settings {
+        attach_within: wanted.attach_timeout,
+        grace: wanted.grace,
+        shutdown_grace: wanted.shutdown_grace,
+        agent_url: wanted.agent_url.clone(),
+        secrets_dir: wanted.secrets_dir.clone(),
+        git_authorities: config.builds.git_authorities.clone(),
+        git: Git {
+            hosts: hosts(&config.builds.allowed_hosts),
+            allow_file: config.builds.file_urls,
+            allow_http: config.builds.http_urls,
+            repository_bytes: config.builds.repository_limit.bytes(),
+            authorities: config.builds.git_authorities.as_ref().map(|_| AUTHORITIES_FILE.into()),
+            ..Git::default()
+        },
+        ..workspace::Settings::new(runtimes::state_dir(config))
+    };
+    let opened = Workspaces::open(settings, store, clock, images).await;
+    let workspaces =
+        opened.map_err(|source| StartError::Store { place: SqlStore::place(&config.store), source })?;
+    workspaces.serve(engine);
+    engine.provision_with(workspaces.clone());
+    if let Some(address) = &wanted.agent_listen {
+        let refused = |source| StartError::Listen { address: address.clone(), source };
+        let listener = TcpListener::bind(address).map_err(refused)?;
+        workspaces.listen(listener).map_err(refused)?;
+    }
+    Ok(Some(workspaces))
 }
 
 /// Connections to the port that only redirects.
@@ -161,6 +235,51 @@ fn open_gateway(
     let door = door.map_err(|source| StartError::Listen { address: "ingress.listen".into(), source })?;
     info!(address = %door.address(), "listening as the gateway");
     Ok(Some(door))
+}
+
+/// Whose ports lead into sandboxes without an address of their own.
+async fn host_of_ports(config: &Config) -> IpAddr {
+    let config = config.clone();
+    let host = tokio::task::spawn_blocking(move || published_host(&config));
+    host.await.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+}
+
+/// The image builds. A server whose builds cannot work serves everything else.
+async fn open_builds(
+    config: &Config,
+    host: IpAddr,
+    runtime: &Opened,
+    store: &SqlStore,
+    clock: Arc<dyn Clock>,
+) -> Option<Builds> {
+    let parts = builds::Parts {
+        host,
+        store: Arc::new(store.clone()),
+        runtime: runtime.runtime.clone(),
+        captures: runtime.captures.clone(),
+        dockerfiles: runtime.dockerfiles.clone(),
+        inside: None,
+        clock,
+        config: config.builds.clone(),
+        folder: runtimes::builds_folder(config),
+        shared_store: config.store.kind == StoreKind::Postgresql,
+    };
+    Builds::start(parts)
+        .await
+        .inspect_err(|error| warn!(%error, "images are not built here until the server is started again"))
+        .ok()
+}
+
+/// What sends events to receivers. A server that cannot serves everything else.
+fn open_webhooks(
+    config: &Config,
+    store: &SqlStore,
+    engine: &Arc<Engine>,
+    clock: Arc<dyn Clock>,
+) -> Option<Webhooks> {
+    Webhooks::start(config, store, engine, clock)
+        .inspect_err(|error| warn!(%error, "events are sent to nobody until the server is started again"))
+        .ok()
 }
 
 /// Where requests come in.
@@ -250,8 +369,11 @@ fn bracketed(host: &str) -> String {
 pub struct Server {
     address: SocketAddr,
     engine: Arc<Engine>,
+    workspaces: Option<Arc<Workspaces>>,
     store: SqlStore,
     runtime: Opened,
+    builds: Option<Builds>,
+    webhooks: Option<Webhooks>,
     ingress: IngressState,
     serving: Vec<JoinHandle<()>>,
     gateway: Option<Door>,
@@ -273,6 +395,11 @@ impl Server {
     /// Where it listens as the gateway, if it is one.
     pub fn gateway_address(&self) -> Option<SocketAddr> {
         self.gateway.as_ref().map(Door::address)
+    }
+
+    /// The image builds, if they work here.
+    pub fn builds(&self) -> Option<&Builds> {
+        self.builds.as_ref()
     }
 
     /// The engine, for callers in the same process.
@@ -303,7 +430,16 @@ impl Server {
             renewals.stop().await;
         }
         self.exporter.stop(self.drain.saturating_sub(begun.elapsed()).max(LAST_EXPORT)).await;
+        if let Some(builds) = &self.builds {
+            builds.shut().await;
+        }
         self.engine.stop().await;
+        if let Some(webhooks) = &self.webhooks {
+            webhooks.couriers.stop().await;
+        }
+        if let Some(workspaces) = &self.workspaces {
+            workspaces.stop().await;
+        }
         self.store.shut().await;
         // Without boxes the host-side network is of no use; with boxes it must stay.
         if self.engine.index().is_empty() {

@@ -53,6 +53,8 @@ impl Stack {
             facts: MutableFacts { expires_at, metadata: BTreeMap::new() },
             secrets: Default::default(),
             key: None,
+            pool: None,
+            confidential: Default::default(),
         }
     }
 

@@ -55,7 +55,14 @@ impl Stack {
         let entrypoint = Entrypoint::Command(vec!["sleep".into(), "1d".into()]);
         let spec = Spec { extensions, ..Spec::new("img", entrypoint) };
         let facts = MutableFacts { expires_at, metadata: BTreeMap::new() };
-        let new = NewSandbox { spec, facts, secrets: Secrets::default(), key: None };
+        let new = NewSandbox {
+            spec,
+            facts,
+            secrets: Secrets::default(),
+            key: None,
+            pool: None,
+            confidential: Default::default(),
+        };
         self.engine.create(new, self.clock.now()).await.unwrap().id.to_string()
     }
 

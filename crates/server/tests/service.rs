@@ -1,18 +1,20 @@
 //! The whole router over fakes that a test can reach behind.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use ::http::{HeaderMap, Request, StatusCode};
 use axum::{
     Router,
     body::{Body, BodyDataStream, to_bytes},
 };
 use futures_util::StreamExt;
-use http::{HeaderMap, Request, StatusCode};
+use sandglass_sandbox::Clock;
 use sandglass_server::{
     config::Config,
     engine::{Engine, Settings},
-    http::{App, router},
+    http::{self, App, router},
     tenants::Keyring,
+    workspace::{self, Images, Workspaces},
 };
 use sandglass_testkit::{FakeRuntime, ManualClock, MemoryStore};
 use serde_json::{Value, json};
@@ -26,6 +28,9 @@ pub struct Service {
     router: Router,
     keys: Keyring,
     config: Arc<Config>,
+    /// Where sandboxes are made from repositories.
+    pub workspaces: Option<Arc<Workspaces>>,
+    repositories: Option<(Arc<dyn Images>, PathBuf)>,
 }
 
 pub struct Answer {
@@ -52,8 +57,18 @@ impl Service {
     pub async fn configured(keys: Keyring, config: Config) -> Self {
         let (runtime, store, clock) = (Arc::default(), Arc::default(), Arc::new(ManualClock::default()));
         let config = Arc::new(config);
-        let (engine, router) = Self::start(&runtime, &store, &clock, (&keys, &config)).await;
-        Self { runtime, store, clock, engine, router, keys, config }
+        let (engine, router, workspaces) =
+            Self::start(&runtime, &store, &clock, (&keys, &config), None).await;
+        let repositories = None;
+        Self { runtime, store, clock, engine, router, keys, config, workspaces, repositories }
+    }
+
+    /// Makes sandboxes from repositories, with images from there and files below that folder.
+    pub async fn with_repositories(images: Arc<dyn Images>, folder: PathBuf) -> Self {
+        let mut service = Self::new().await;
+        service.repositories = Some((images, folder));
+        service.restart().await;
+        service
     }
 
     async fn start(
@@ -61,18 +76,44 @@ impl Service {
         store: &Arc<MemoryStore>,
         clock: &Arc<ManualClock>,
         (keys, config): (&Keyring, &Arc<Config>),
-    ) -> (Arc<Engine>, Router) {
+        repositories: Option<&(Arc<dyn Images>, PathBuf)>,
+    ) -> (Arc<Engine>, Router, Option<Arc<Workspaces>>) {
         let engine = Engine::new(runtime.clone(), store.clone(), clock.clone(), Settings::default());
+        let mut workspaces = None;
+        if let Some((images, folder)) = repositories {
+            let settings = workspace::Settings::new(folder.clone());
+            let opened =
+                Workspaces::open(settings, store.clone(), clock.clone(), images.clone()).await.unwrap();
+            opened.serve(&engine);
+            engine.provision_with(opened.clone());
+            workspaces = Some(opened);
+        }
+        let (of, at) = (workspaces.clone(), clock.clone());
+        engine.describe_with(move |entry| http::describe(entry, of.as_deref(), at.now()));
         engine.recover().await.unwrap();
-        let app = App::new(config.clone(), engine.clone(), None, keys.clone());
-        (engine, router::build(app).into_router())
+        let mut app = App::new(config.clone(), engine.clone(), None, keys.clone());
+        if let Some(workspaces) = &workspaces {
+            workspaces.settle().await;
+            app = app.with_workspaces(workspaces.clone());
+        }
+        (engine, router::build(app).into_router(), workspaces)
     }
 
     /// Another server on the same runtime and store.
     pub async fn restart(&mut self) {
+        self.restart_after(Duration::ZERO).await;
+    }
+
+    /// The same, after so long without one.
+    pub async fn restart_after(&mut self, time: Duration) {
         self.engine.stop().await;
-        (self.engine, self.router) =
-            Self::start(&self.runtime, &self.store, &self.clock, (&self.keys, &self.config)).await;
+        if let Some(workspaces) = self.workspaces.take() {
+            workspaces.stop().await;
+        }
+        tokio::time::sleep(time).await;
+        let keys = (&self.keys, &self.config);
+        (self.engine, self.router, self.workspaces) =
+            Self::start(&self.runtime, &self.store, &self.clock, keys, self.repositories.as_ref()).await;
     }
 
     async fn send(
@@ -81,7 +122,7 @@ impl Service {
         path: &str,
         headers: &[(&str, &str)],
         body: &Value,
-    ) -> (http::response::Parts, Body) {
+    ) -> (::http::response::Parts, Body) {
         let mut request = Request::builder().method(method).uri(path).header("host", "h");
         for (name, value) in headers {
             request = request.header(*name, *value);

@@ -39,5 +39,6 @@ mod zygote;
 
 pub use create::Zygote;
 pub use directory::EVENT_FILES;
+pub use egress::Event as EgressEvent;
 pub use teardown::{TeardownError, end_by_id, remove_dir, shim_alive, teardown};
 pub use zygote::{run as shim_main, zygote as zygote_main};

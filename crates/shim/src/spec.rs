@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The only version of [`BoxSpec`] that this shim understands.
 pub const SPEC_VERSION: u32 = 1;
 
-/// Everything a shim needs to start one box; immutable once written.
+/// Everything a shim needs to start one box. A shim reads it once; it is replaced once at most, when a box that waited is assigned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BoxSpec {
@@ -183,6 +183,9 @@ pub struct ProcessSpec {
     /// Hooks for the agent; opaque to the shim, null without any.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub lifecycle: Value,
+    /// The agent starts nothing and answers nobody until it is told whose the box is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub standby: bool,
 }
 
 /// What may change during a box's life. Written by the server only; the shim re-reads it before it acts on it.

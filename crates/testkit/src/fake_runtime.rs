@@ -27,6 +27,8 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 pub enum Fault {
     /// Nothing is done and an error is answered.
     Refuse,
+    /// Nothing is done, since the runtime does not answer.
+    Away,
     /// It is done, but the answer is an error: the ambiguous case.
     DoneButFailed,
     /// It takes this long, then succeeds.
@@ -44,7 +46,13 @@ struct World {
     /// What goes on being made for an engine that has ended.
     saving: HashSet<SnapshotId>,
     away: bool,
+    /// References of images that no box can be made of.
+    unusable: HashSet<String>,
     without_snapshots: bool,
+    /// The port of the host that leads to agents, on a backend that sees nothing of this machine.
+    remote_agents: Option<u16>,
+    /// What references of images stand for, where they were moved.
+    images: HashMap<String, String>,
 }
 
 /// See the module documentation. Boxes survive an engine, so a test can restart one on it.
@@ -61,6 +69,11 @@ impl FakeRuntime {
     /// Queues a fault for the next call of `method`.
     pub fn inject(&self, method: &'static str, fault: Fault) {
         self.lock().faults.entry(method).or_default().push_back(fault);
+    }
+
+    /// From now on no box can be made of the image.
+    pub fn cannot_use(&self, image: &str) {
+        self.lock().unusable.insert(image.to_owned());
     }
 
     /// Boxes that exist.
@@ -117,9 +130,26 @@ impl FakeRuntime {
         self.tell(RuntimeEvent::Back);
     }
 
+    /// The reference of an image stands for something else from now on.
+    pub fn moves_image(&self, reference: &str, identity: &str) {
+        self.lock().images.insert(reference.to_owned(), identity.to_owned());
+    }
+
+    /// Boxes that wait for a sandbox.
+    pub fn waiting(&self) -> Vec<SandboxId> {
+        let world = self.lock();
+        world.boxes.values().filter(|o| o.spec.standby.is_some()).map(|o| o.id).collect()
+    }
+
     /// The backend makes no snapshots.
     pub fn lacks_snapshots(&self) {
         self.lock().without_snapshots = true;
+    }
+
+    /// The backend sees no files of this machine: boxes have no address and no sockets of the server, and a port of the host leads to their
+    /// agents.
+    pub fn is_remote(&self, agents: u16) {
+        self.lock().remote_agents = Some(agents);
     }
 
     /// A box that an attempt left behind which died before it was ready.
@@ -192,6 +222,9 @@ impl FakeRuntime {
             self.reach()?;
             return Ok(None);
         }
+        if fault == Some(Fault::Away) {
+            return Err(unreachable());
+        }
         Ok(fault)
     }
 
@@ -247,14 +280,17 @@ impl Runtime for FakeRuntime {
     }
 
     fn capabilities(&self) -> Capabilities {
+        let world = self.lock();
         Capabilities {
             pause: true,
-            snapshot: !self.lock().without_snapshots,
+            snapshot: !world.without_snapshots,
             gpu: true,
             network_policy: true,
             named_volumes: true,
             object_store_volumes: true,
             foreign_platforms: true,
+            sockets: world.remote_agents.is_none(),
+            standby: true,
         }
     }
 
@@ -288,8 +324,12 @@ impl Runtime for FakeRuntime {
         if fault == Some(Fault::Refuse) {
             return Err(injected("start"));
         }
+        if self.lock().unusable.contains(&plan.spec.image) {
+            return Err(RuntimeError::new(RuntimeErrorKind::Failed, "rootfs", "the image cannot be mounted"));
+        }
         {
             let mut world = self.lock();
+            let remote = world.remote_agents;
             if !world.boxes.contains_key(&id) {
                 *world.starts.entry(id).or_default() += 1;
                 let entrypoint = match &plan.spec.entrypoint {
@@ -306,8 +346,11 @@ impl Runtime for FakeRuntime {
                     created_at: plan.created_at,
                     started_at: Some(plan.created_at),
                     since: plan.created_at,
-                    address: Some(Ipv4Addr::LOCALHOST.into()),
-                    exposure: Exposure::Address,
+                    address: remote.is_none().then_some(Ipv4Addr::LOCALHOST.into()),
+                    exposure: match remote {
+                        Some(agent) => Exposure::Published { agent, http: agent, egress: None },
+                        None => Exposure::Address,
+                    },
                     agent_token: plan.agent_token.clone(),
                     route_token: plan.route_token.clone(),
                     egress_token: None,
@@ -321,6 +364,28 @@ impl Runtime for FakeRuntime {
             return Err(injected("start"));
         }
         self.change(id, |_| {})
+    }
+
+    async fn assign(&self, id: SandboxId, plan: &StartPlan) -> Result<Observation, RuntimeError> {
+        self.perform("assign", id, |o| {
+            if o.spec.standby.is_none() {
+                return;
+            }
+            if let Entrypoint::Command(argv) = &plan.spec.entrypoint {
+                o.entrypoint.clone_from(argv);
+            }
+            o.spec = plan.spec.clone();
+            o.facts = plan.facts.clone();
+            o.created_at = plan.created_at;
+            o.agent_token.clone_from(&plan.agent_token);
+            o.route_token.clone_from(&plan.route_token);
+        })
+        .await
+    }
+
+    async fn image_identity(&self, image: &str) -> Result<String, RuntimeError> {
+        self.reach()?;
+        Ok(self.lock().images.get(image).cloned().unwrap_or_else(|| image.to_owned()))
     }
 
     async fn pause(&self, id: SandboxId) -> Result<Observation, RuntimeError> {

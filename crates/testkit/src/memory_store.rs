@@ -1,17 +1,20 @@
 //! The store port in memory. Survives as long as its `Arc`, so that a test can restart an engine on it.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use async_trait::async_trait;
 use sandglass_sandbox::{
     SandboxId, SnapshotId, Timestamp,
+    breaker::Breaker,
     lifecycle::intent::Intent,
+    policy::Usage,
+    pool::Pool,
     ports::store::{
-        Advance, Claim, EventRecord, HistoryBounds, IdempotencyRecord, SequencedEvent, SnapshotFilter, Store,
-        StoreError,
+        Advance, AgentRecord, BreakerRecord, Claim, EndedSandbox, EventRecord, HistoryBounds,
+        IdempotencyRecord, SequencedEvent, SnapshotFilter, Store, StoreError,
     },
     snapshot::{SnapshotRecord, SnapshotState},
 };
@@ -24,6 +27,10 @@ struct Tables {
     last_seq: u64,
     keys: HashMap<String, (IdempotencyRecord, Timestamp)>,
     snapshots: HashMap<SnapshotId, SnapshotRecord>,
+    agents: HashMap<SandboxId, AgentRecord>,
+    usages: HashMap<SandboxId, Usage>,
+    breakers: HashMap<String, BreakerRecord>,
+    pools: BTreeMap<String, Pool>,
     /// Writes to refuse before the next one succeeds.
     refuse: u32,
 }
@@ -168,6 +175,102 @@ impl Store for MemoryStore {
         let first = tables.history(id).next().map(|e| e.seq);
         let last = tables.history(id).last().map(|e| e.seq);
         Ok(first.zip(last).map(|(first, last)| HistoryBounds { first, last }))
+    }
+
+    async fn ended(&self, since: Timestamp, id: Option<SandboxId>) -> Result<Vec<EndedSandbox>, StoreError> {
+        let tables = self.lock();
+        let of_kind = |id: SandboxId, kind: &'static str| {
+            tables.history(id).filter(move |l| l.event.kind == kind).map(|l| l.event.message.clone())
+        };
+        let ends = tables.events.iter().rev().filter(|(of, line)| {
+            line.event.kind == "removed" && line.event.at >= since && id.is_none_or(|id| id == *of)
+        });
+        let ended = ends.map(|(of, line)| EndedSandbox {
+            sandbox_id: *of,
+            at: line.event.at,
+            reason: line.event.message.clone(),
+            owner: of_kind(*of, "owner").next(),
+            records: of_kind(*of, "record").collect(),
+        });
+        Ok(ended.filter(|one| !one.records.is_empty()).collect())
+    }
+
+    async fn agents(&self) -> Result<Vec<AgentRecord>, StoreError> {
+        Ok(self.lock().agents.values().cloned().collect())
+    }
+
+    async fn save_agent(&self, record: &AgentRecord, events: &[EventRecord]) -> Result<(), StoreError> {
+        let mut tables = self.write()?;
+        tables.agents.insert(record.sandbox_id, record.clone());
+        tables.append(record.sandbox_id, events);
+        Ok(())
+    }
+
+    async fn forget_agent(&self, id: SandboxId) -> Result<(), StoreError> {
+        self.write()?.agents.remove(&id);
+        Ok(())
+    }
+
+    async fn usages(&self) -> Result<Vec<(SandboxId, Usage)>, StoreError> {
+        Ok(self.lock().usages.iter().map(|(id, usage)| (*id, usage.clone())).collect())
+    }
+
+    async fn save_usage(&self, id: SandboxId, usage: &Usage) -> Result<(), StoreError> {
+        self.write()?.usages.insert(id, usage.clone());
+        Ok(())
+    }
+
+    async fn forget_usage(&self, id: SandboxId) -> Result<(), StoreError> {
+        self.write()?.usages.remove(&id);
+        Ok(())
+    }
+
+    async fn breaker(&self, key: &str) -> Result<Option<BreakerRecord>, StoreError> {
+        Ok(self.lock().breakers.get(key).cloned())
+    }
+
+    async fn save_breaker(
+        &self,
+        key: &str,
+        expected: Option<u64>,
+        breaker: &Breaker,
+        _: Timestamp,
+    ) -> Result<Advance, StoreError> {
+        let mut tables = self.write()?;
+        let known = tables.breakers.get(key).map(|record| record.version);
+        if known != expected {
+            return Ok(Advance::Lost);
+        }
+        let version = expected.map_or(1, |version| version + 1);
+        tables.breakers.insert(key.to_owned(), BreakerRecord { version, breaker: breaker.clone() });
+        Ok(Advance::Written)
+    }
+
+    async fn pools(&self) -> Result<Vec<Pool>, StoreError> {
+        Ok(self.lock().pools.values().cloned().collect())
+    }
+
+    async fn insert_pool(&self, pool: &Pool) -> Result<Advance, StoreError> {
+        let mut tables = self.write()?;
+        if tables.pools.contains_key(&pool.name) {
+            return Ok(Advance::Lost);
+        }
+        tables.pools.insert(pool.name.clone(), pool.clone());
+        Ok(Advance::Written)
+    }
+
+    async fn replace_pool(&self, pool: &Pool) -> Result<Advance, StoreError> {
+        let mut tables = self.write()?;
+        let there = tables.pools.contains_key(&pool.name);
+        if there {
+            tables.pools.insert(pool.name.clone(), pool.clone());
+        }
+        Ok(if there { Advance::Written } else { Advance::Lost })
+    }
+
+    async fn delete_pool(&self, name: &str) -> Result<Advance, StoreError> {
+        let removed = self.write()?.pools.remove(name);
+        Ok(if removed.is_some() { Advance::Written } else { Advance::Lost })
     }
 
     async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), StoreError> {

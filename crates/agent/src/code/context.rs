@@ -252,6 +252,7 @@ impl Keeper {
         if self.kernel.is_none() {
             flow = self.restart(&agent, &mut client).await;
         }
+        let _in_use = agent.runs.hold();
         drop(agent);
         let (run, waiting) = match &mut self.kernel {
             Some(kernel) => {
@@ -263,7 +264,20 @@ impl Keeper {
             }
             None => (Run::new(String::new(), started), Vec::new()),
         };
-        self.finish(run, client, (turn, waiting), flow).await
+        let ends_kernel = run.ends_kernel();
+        let flow = self.finish(run, client, (turn, waiting), flow).await;
+        if ends_kernel && flow.is_continue() {
+            self.part().await;
+        }
+        flow
+    }
+
+    /// Lets go of a kernel whose code has ended it: the next code gets a new one.
+    async fn part(&mut self) {
+        if let Some(kernel) = self.kernel.take() {
+            kernel.end().await;
+            self.ended = Some("its code ended it".to_owned());
+        }
     }
 
     /// Tells the outcome, then waits for the client to take it.

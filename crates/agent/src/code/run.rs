@@ -21,6 +21,7 @@ pub(super) struct Run {
     failing: Option<Failing>,
     replied: bool,
     idle: bool,
+    leaves: bool,
 }
 
 #[derive(Deserialize, Default)]
@@ -54,6 +55,7 @@ struct Reply {
 struct Payload {
     source: String,
     data: Map<String, Value>,
+    keepkernel: Option<bool>,
 }
 
 impl Run {
@@ -68,6 +70,7 @@ impl Run {
             failing: None,
             replied: false,
             idle: false,
+            leaves: false,
         }
     }
 
@@ -83,6 +86,12 @@ impl Run {
     /// The kernel has said everything.
     pub(super) fn is_over(&self) -> bool {
         self.replied && self.idle
+    }
+
+    /// The code asked the kernel to end (`exit`), which it does a moment after its reply: until then it still takes code
+    /// that it may not run any more.
+    pub(super) fn ends_kernel(&self) -> bool {
+        self.leaves
     }
 
     /// Turns a message into events.
@@ -143,6 +152,10 @@ impl Run {
         for payload in reply.payload.iter().filter(|payload| payload.source == "page") {
             show(out, &payload.data, stamp);
         }
+        self.leaves |= reply
+            .payload
+            .iter()
+            .any(|payload| payload.source == "ask_exit" && payload.keepkernel != Some(true));
         if reply.status == "ok" || self.failing.is_some() {
             return;
         }
@@ -226,6 +239,24 @@ mod tests {
     }
 
     const IOPUB: Channel = Channel::Iopub;
+
+    #[test]
+    fn code_that_ends_its_kernel_is_known_from_the_reply() {
+        for (payload, ends) in [
+            (json!([{"source": "ask_exit", "keepkernel": null}]), true),
+            (json!([{"source": "ask_exit", "keepkernel": false}]), true),
+            (json!([{"source": "ask_exit"}]), true),
+            (json!([{"source": "ask_exit", "keepkernel": true}]), false),
+            (json!([{"source": "page", "data": {"text/plain": "help"}}]), false),
+            (json!([]), false),
+        ] {
+            let mut run = Run::new("run".into(), Instant::now());
+            let reply = json!({"status": "ok", "execution_count": 1, "payload": payload});
+            run.take(&message(Channel::Shell, "execute_reply", &reply), &mut Vec::new());
+            assert!(run.has_reply());
+            assert_eq!(run.ends_kernel(), ends, "{payload}");
+        }
+    }
 
     #[test]
     fn everything_a_cell_can_say_becomes_events_in_order() {

@@ -233,6 +233,12 @@ impl Commands {
         running.filter(|group| signal_group(*group, number)).count() > 0
     }
 
+    /// How many run now.
+    pub fn running(&self) -> usize {
+        let table = self.lock();
+        table.by_id.values().filter(|command| command.state().is_running()).count()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }

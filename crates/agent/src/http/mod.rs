@@ -5,3 +5,4 @@ pub mod query;
 pub mod reply;
 pub mod router;
 pub mod serve;
+pub mod websocket;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use http::{Method, Request, StatusCode, header};
@@ -12,8 +12,8 @@ use hyper::body::Incoming;
 use super::query::{Query, decode};
 use super::reply::{self, Code, Failure, Outcome, Reply};
 use crate::accounts::Identity;
+use crate::activity::Gauge;
 use crate::binding::{self, Binding};
-use crate::bridge;
 use crate::code::{self, Contexts};
 use crate::command::{self, Commands, Output};
 use crate::envs::LiveEnv;
@@ -21,9 +21,12 @@ use crate::files;
 use crate::init::reap::Reaper;
 use crate::isolated;
 use crate::metrics::Meter;
+use crate::port_proxy;
 use crate::pty::{self, Terminals};
 use crate::session::{self, Sessions};
+use crate::standby;
 use crate::telemetry::{self, Telemetry};
+use crate::workspace::{self, Workspace};
 
 pub const TOKEN_HEADER: &str = "x-execd-access-token";
 
@@ -49,6 +52,12 @@ pub struct Agent {
     pub isolated: Arc<isolated::Sessions>,
     /// Where file routes may reach; everywhere when empty.
     pub confined_to: Vec<PathBuf>,
+    /// Runs of sessions and of code.
+    pub runs: Gauge,
+    /// Connections to ports of the box.
+    pub proxied: Gauge,
+    /// Set before the first request, when the box is one.
+    pub workspace: OnceLock<Arc<Workspace>>,
 }
 
 /// Answers one request. Never fails: what goes wrong is an answer too.
@@ -57,7 +66,7 @@ pub async fn route(agent: &Arc<Agent>, request: Request<Incoming>, peer: SocketA
         return answer(agent, request, peer).await;
     }
     let mut uri = request.uri().clone();
-    while let Some(inner) = bridge::own_port_target(&uri, agent.port) {
+    while let Some(inner) = port_proxy::own_port_target(&uri, agent.port) {
         uri = inner;
     }
     let (method, begun) = (request.method().clone(), Instant::now());
@@ -75,12 +84,12 @@ async fn answer(agent: &Arc<Agent>, mut request: Request<Incoming>, peer: Socket
         drain(request.into_body()).await;
         return unauthorised();
     }
-    // The own port through the bridge is this very API; the path gets shorter each round.
-    while let Some(inner) = bridge::own_port_target(request.uri(), agent.port) {
+    // The own port through the port proxy is this very API; the path gets shorter each round.
+    while let Some(inner) = port_proxy::own_port_target(request.uri(), agent.port) {
         *request.uri_mut() = inner;
     }
     if request.uri().path().starts_with("/proxy/") {
-        return bridge::forward(request, peer).await;
+        return port_proxy::forward(request, peer, agent.proxied.hold()).await;
     }
     let path = request.uri().path();
     if path.len() > 1 && path.ends_with('/') {
@@ -98,6 +107,7 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
         (&Method::GET | &Method::HEAD, ["ping"]) => Ok(binding::introduce(reply::empty())),
         (&Method::GET, ["ready"]) => binding::ready(agent),
         (_, ["internal", "init"]) => binding::initialise(agent, request).await,
+        (_, ["internal", "assign"]) => standby::assign(agent, request).await,
         (&Method::POST, ["command"]) => command::run(agent, request.into_body()).await,
         (&Method::DELETE, ["command" | "code"]) => interrupt(agent, &query).await,
         (_, ["code", ..]) => code::dispatch(agent, &segments, &query, request).await,
@@ -109,6 +119,9 @@ async fn dispatch(agent: &Arc<Agent>, request: Request<Incoming>) -> Outcome {
         (_, ["pty", ..]) => pty::dispatch(agent, &segments, &query, request).await,
         (_, ["files" | "directories", ..]) => files::dispatch(agent, &segments, &query, request).await,
         (_, ["v1", "filesystem", rest @ ..]) => files::dispatch_as(agent, rest, &query, request).await,
+        (_, ["v1", "workspace", rest @ ..]) => {
+            workspace::routes::dispatch(agent, rest, &query, request).await
+        }
         (_, ["v1", "isolated", rest @ ..]) => isolated::dispatch(agent, rest, &query, request).await,
         _ => {
             drain(request.into_body()).await;

@@ -135,7 +135,7 @@ struct Slots {
 
 impl Slots {
     /// Where descriptors are few, connections must leave some for commands and files: local ones (two each, when
-    /// bridged) most of them, all together half.
+    /// proxied) most of them, all together half.
     fn new(descriptors: usize) -> Self {
         let local = MAX_LOCAL.min(descriptors / 8);
         let outside = MAX_OUTSIDE.min(descriptors / 2).max(1);

@@ -14,7 +14,9 @@ use super::supervise::Entrypoint;
 use crate::hooks::{periodic, run};
 use crate::http::router::Agent;
 use crate::journal::{self, Level};
+use crate::standby::Waiting;
 use crate::trust::Trust;
+use crate::workspace::Begun;
 
 /// The entrypoint could not be started: what a shell answers for a missing program.
 pub const NOT_STARTED: i32 = 127;
@@ -47,32 +49,66 @@ pub struct Begin<'a> {
     /// Where a start script reads how the hook before the entrypoint goes.
     pub report: Option<&'a Path>,
     pub status: &'a mut Status,
+    /// Where it is waited for what to start, in a box of a pool.
+    pub waiting: Option<Waiting>,
 }
 
 impl Begin<'_> {
-    pub async fn run(self) -> Result<Option<Entrypoint>, NotStarted> {
+    pub async fn run(mut self) -> Result<Option<Entrypoint>, NotStarted> {
+        let Some(mut waiting) = self.waiting.take() else { return self.begin().await };
+        self.status.accepting();
+        let begun = match waiting.assigned(self.agent).await {
+            Ok(assigned) => {
+                if self.agent.workspace.get().is_some() {
+                    // What its boot comes to is told over the channel of the workspace, however long it takes.
+                    waiting.say(Ok(()));
+                }
+                let (argv, hooks) = (&assigned.entrypoint[..], &assigned.hooks);
+                Begin { argv, hooks, status: &mut *self.status, ..self }.begin().await
+            }
+            Err(why) => Err(why),
+        };
+        waiting.say(begun.as_ref().map(drop));
+        begun
+    }
+
+    async fn begin(self) -> Result<Option<Entrypoint>, NotStarted> {
         if let Some(trust) = self.trust {
             trust.ahead();
         }
-        if self.trust.is_some() || self.hooks.pre_start.is_some() {
+        let workspace = self.agent.workspace.get();
+        if self.trust.is_some() || self.hooks.pre_start.is_some() || workspace.is_some() {
             self.status.accepting();
         }
         if let Some(trust) = self.trust {
             trust.arrive(self.agent).await;
             tokio::spawn(trust.clone().watch(Arc::clone(self.agent)));
         }
-        if let Some(hook) = &self.hooks.pre_start {
-            let report = Report(self.report.map(Path::to_owned));
-            report.say(&format!("running {}", hook.timeout().as_secs()));
-            let ran = run::run(self.agent, &hook.command, hook.timeout()).await;
-            report.say(if ran.is_ok() { "done 0" } else { "done 1" });
-            ran.map_err(|failed| NotStarted { phase: "preStart", message: failed.to_string(), code: 1 })?;
-        }
-        let entrypoint = Entrypoint::start(self.agent, self.argv).map_err(NotStarted::entrypoint)?;
+        let entrypoint = match workspace {
+            Some(workspace) => match workspace.boot(self.agent, self.argv, self.hooks).await {
+                Begun::Ready(entrypoint) => entrypoint,
+                Begun::Failed(why) => return Err(why),
+                // Whoever ends the box does not wait for an entrypoint.
+                Begun::Cancelled => return Ok(None),
+            },
+            None => {
+                self.pre_start().await?;
+                Entrypoint::start(self.agent, self.argv).map_err(NotStarted::entrypoint)?
+            }
+        };
         self.status.started();
         self.agent.binding.started();
         periodic::begin(self.agent, &self.hooks.periodic);
         Ok(entrypoint)
+    }
+
+    async fn pre_start(&self) -> Result<(), NotStarted> {
+        let Some(hook) = &self.hooks.pre_start else { return Ok(()) };
+        let report = Report(self.report.map(Path::to_owned));
+        report.say(&format!("running {}", hook.timeout().as_secs()));
+        let ran = run::run(self.agent, &hook.command, hook.timeout()).await;
+        report.say(if ran.is_ok() { "done 0" } else { "done 1" });
+        ran.map(drop).map_err(|failed| NotStarted { phase: "preStart", message: failed.to_string(), code: 1 })
     }
 }
 
@@ -101,7 +137,9 @@ impl Status {
 
     /// The agent answers, and something that may take long comes before the entrypoint.
     fn accepting(&mut self) {
-        self.send(STARTED);
+        if !self.hopeful {
+            self.send(STARTED);
+        }
         self.hopeful = true;
     }
 

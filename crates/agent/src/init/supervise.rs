@@ -47,10 +47,10 @@ impl Entrypoint {
         }
     }
 
-    /// Ends it: asked first, killed after a bounded wait.
-    async fn stop(&mut self, number: i32) -> Exit {
+    /// Ends it: asked first, killed after the grace.
+    async fn stop(&mut self, number: i32, grace: Duration) -> Exit {
         signal_group(self.pid, number);
-        match timeout(STOP_GRACE, &mut self.exit).await {
+        match timeout(grace, &mut self.exit).await {
             Ok(exit) => exit.unwrap_or(Exit::Code(255)),
             Err(_) => {
                 signal_group(self.pid, libc::SIGKILL);
@@ -120,18 +120,24 @@ pub async fn run_init(
     mut restarts: mpsc::Receiver<Restart>,
 ) -> std::io::Result<Ended> {
     let mut signals = Signals::new()?;
+    tokio::pin!(starting);
     let mut entrypoint = tokio::select! {
         // First, so that a start that waits for nothing is over before anything else happens.
         biased;
-        started = starting => match started {
+        started = &mut starting => match started {
             Ok(entrypoint) => entrypoint,
             Err(why) => {
-                stop_others(&agent.reaper).await;
+                wind_down(agent).await;
                 return Ok(Ended::NotStarted(why));
             }
         },
         number = signals.until_stop() => {
-            stop_others(&agent.reaper).await;
+            if let Some(workspace) = agent.workspace.get() {
+                workspace.cancel_boot();
+                // The boot ends what it has begun, in the grace; what then is left ends as everything else.
+                let _ = timeout(workspace.grace() + AFTER_KILL, &mut starting).await;
+            }
+            wind_down(agent).await;
             return Ok(Ended::Code(128 + number));
         }
     };
@@ -144,16 +150,16 @@ pub async fn run_init(
         };
         tokio::select! {
             exit = exited => {
-                stop_others(&agent.reaper).await;
+                wind_down(agent).await;
                 return Ok(Ended::Code(exit.shell_code()));
             }
             number = signals.next() => match number {
                 libc::SIGTERM | libc::SIGINT => {
                     let code = match entrypoint.as_mut() {
-                        Some(entrypoint) => entrypoint.stop(number).await.shell_code(),
+                        Some(entrypoint) => entrypoint.stop(number, stop_grace(agent)).await.shell_code(),
                         None => 0,
                     };
-                    stop_others(&agent.reaper).await;
+                    wind_down(agent).await;
                     return Ok(Ended::Code(code));
                 }
                 // What would end another process with a core dump is not for the first one of a box.
@@ -164,7 +170,7 @@ pub async fn run_init(
             },
             Some(asked) = restarts.recv() => {
                 if let Some(running) = entrypoint.as_mut() {
-                    running.stop(libc::SIGTERM).await;
+                    running.stop(libc::SIGTERM, STOP_GRACE).await;
                 }
                 let started = Entrypoint::start(agent, argv);
                 let _ = asked.done.send(started.as_ref().map(|_| ()).map_err(Clone::clone));
@@ -172,6 +178,18 @@ pub async fn run_init(
             }
         }
     }
+}
+
+fn stop_grace(agent: &Agent) -> Duration {
+    agent.workspace.get().map_or(STOP_GRACE, |workspace| workspace.grace())
+}
+
+/// Ends the services of a workspace in their order, and then everything else.
+async fn wind_down(agent: &Agent) {
+    if let Some(workspace) = agent.workspace.get() {
+        workspace.stop_services().await;
+    }
+    stop_others(&agent.reaper).await;
 }
 
 /// Ends every other process: asked first, killed after a bounded wait.

@@ -303,7 +303,7 @@ async fn forward(session: &Session, mut request: Request<Incoming>) -> Outcome {
     };
     *request.uri_mut() = target.parse::<Uri>().map_err(|_| Failure::invalid("not a valid request target"))?;
     *request.version_mut() = http::Version::HTTP_11;
-    crate::bridge::remove_hop_by_hop(request.headers_mut());
+    crate::port_proxy::remove_hop_by_hop(request.headers_mut());
     request.headers_mut().remove(TOKEN_HEADER);
     let stream = session.connect().await.map_err(gone)?;
     let handshake = http1::Builder::new().preserve_header_case(true).handshake(TokioIo::new(stream));
@@ -311,7 +311,7 @@ async fn forward(session: &Session, mut request: Request<Incoming>) -> Outcome {
     tokio::spawn(connection);
     let answer = sender.send_request(request).await;
     let mut answer = answer.map_err(|_| Failure::runtime("session terminated"))?;
-    crate::bridge::remove_hop_by_hop(answer.headers_mut());
+    crate::port_proxy::remove_hop_by_hop(answer.headers_mut());
     Ok(answer.map(Body::Passed))
 }
 

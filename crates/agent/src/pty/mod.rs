@@ -44,6 +44,11 @@ impl Terminals {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many have a shell that runs.
+    pub fn running(&self) -> usize {
+        self.lock().values().filter(|terminal| terminal.running()).count()
+    }
+
     fn get(&self, id: &str) -> Result<Arc<Terminal>, Failure> {
         self.lock().get(id).map(Arc::clone).ok_or_else(|| unknown(id))
     }

@@ -9,8 +9,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
-use http::header::{CONNECTION, HeaderValue, UPGRADE};
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
@@ -18,7 +17,6 @@ use serde_json::json;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message};
@@ -26,10 +24,10 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use super::frames::{self, Asked};
 use super::shell::{Handle, Mode};
 use super::terminal::{Next, Reader, Terminal};
-use crate::http::body::Body;
 use crate::http::query::Query;
 use crate::http::reply::{Code, Failure, Outcome};
 use crate::http::router::Agent;
+use crate::http::websocket;
 
 const MAX_MESSAGE: usize = 1 << 20;
 const FRAME: usize = 32 << 10;
@@ -79,7 +77,7 @@ pub(super) fn accept(
     mut request: Request<Incoming>,
 ) -> Outcome {
     let wish = Wish::parse(query);
-    let key = handshake_key(request.headers());
+    let key = websocket::handshake_key(request.headers());
     let conflict = |code: Code, message: &str| Err(Failure::new(StatusCode::CONFLICT, code, message));
     let permit = match wish.place {
         Place::Viewer if !terminal.running() => {
@@ -95,32 +93,12 @@ pub(super) fn accept(
         return conflict(Code::AlreadyConnected, "another client is connected to this terminal");
     }
     let Some(key) = key else {
-        return Err(Failure::invalid("this route needs a WebSocket handshake of version 13"));
+        return Err(websocket::not_a_handshake());
     };
     let upgrade = hyper::upgrade::on(&mut request);
     let (agent, terminal) = (Arc::clone(agent), Arc::clone(terminal));
     tokio::spawn(connect(agent, terminal, wish, permit, upgrade));
-    let mut reply = Response::new(Body::Empty);
-    *reply.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = reply.headers_mut();
-    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    let accept = HeaderValue::try_from(derive_accept_key(&key)).map_err(|_| Failure::runtime("handshake"))?;
-    headers.insert("sec-websocket-accept", accept);
-    Ok(reply)
-}
-
-fn handshake_key(headers: &HeaderMap) -> Option<Vec<u8>> {
-    let has = |name: &str, word: &str| {
-        headers
-            .get_all(name)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .any(|value| value.split(',').any(|part| part.trim().eq_ignore_ascii_case(word)))
-    };
-    let proper =
-        has("upgrade", "websocket") && has("connection", "upgrade") && has("sec-websocket-version", "13");
-    headers.get("sec-websocket-key").filter(|_| proper).map(|key| key.as_bytes().to_vec())
+    websocket::switch(&key)
 }
 
 /// How a connection ends.

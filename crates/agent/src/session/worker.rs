@@ -109,6 +109,7 @@ impl Worker {
         if tx.is_closed() {
             return;
         }
+        let _in_use = self.agent.runs.hold();
         let mut abort = Abort {
             client: tx.clone(),
             deadline: timeout.and_then(|limit| Clock::now().checked_add(limit)),

@@ -19,10 +19,10 @@ use tokio::time::timeout;
 
 use super::instruments::{Recorded, Telemetry};
 use super::otlp::{self, Snapshot, Span};
-use super::resolver::resolve;
 use super::system::System;
 use crate::envs::Env;
 use crate::metrics::Meter;
+use crate::resolver::resolve;
 
 const INTERVAL: Duration = Duration::from_secs(60);
 const SHORTEST: Duration = Duration::from_millis(100);

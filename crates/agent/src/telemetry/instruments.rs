@@ -14,7 +14,7 @@ pub(super) const BOUNDS: [f64; 15] =
 const MAX_SERIES: usize = 256;
 
 /// Every route that is told apart; the ones that are not known count together.
-const ROUTES: [&str; 57] = [
+const ROUTES: [&str; 60] = [
     "/ping",
     "/ready",
     "/internal/init",
@@ -71,6 +71,9 @@ const ROUTES: [&str; 57] = [
     "/v1/isolated/:a/:b",
     "/v1/isolated/:a/:b/:c",
     "/v1/isolated/:a/:b/:c/:d",
+    "/v1/workspace/:what",
+    "/v1/workspace/:what/:name",
+    "/v1/workspace/:what/:name/:verb",
     "/proxy/:port",
 ];
 

@@ -3,7 +3,6 @@
 mod exporter;
 mod instruments;
 mod otlp;
-mod resolver;
 mod system;
 
 pub use exporter::Settings;

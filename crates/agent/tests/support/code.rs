@@ -1,6 +1,7 @@
 //! `/code`: real kernels, from the interpreter that SANDGLASS_KERNELS_PYTHON names (`e2e/requirements-kernels.txt`).
 
 use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -61,8 +62,8 @@ impl Ran {
 }
 
 impl Agent {
-    /// The body of an answer however long the kernel takes.
-    fn code(&self, context: &Value, code: &str) -> Answer {
+    /// Asks for a run; the answer comes on the connection, however long the kernel takes.
+    fn ask(&self, context: &Value, code: &str) -> TcpStream {
         let mut stream = self.connect();
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let body = json!({ "code": code, "context": context }).to_string();
@@ -72,8 +73,12 @@ impl Agent {
             body.len()
         )
         .unwrap();
+        stream
+    }
+
+    fn code(&self, context: &Value, code: &str) -> Answer {
         let mut raw = Vec::new();
-        stream.read_to_end(&mut raw).unwrap();
+        self.ask(context, code).read_to_end(&mut raw).unwrap();
         crate::support::parse(&raw)
     }
 
@@ -217,18 +222,42 @@ fn an_interrupt_ends_the_code_and_not_the_kernel() {
 fn a_dead_kernel_is_told_of_and_replaced() {
     let Some(agent) = start() else { return };
     let id = agent.context(&json!({ "language": "python" }));
-    let ran = agent.within(
-        &id,
-        "kept = 1\nprint('last words', flush=True)\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+    // A kernel hands its output to a thread of its own: only what has been seen outside has certainly left it.
+    let seen = agent.path("seen");
+    let code = format!(
+        "import os, signal, time\nkept = 1\nprint('last words', flush=True)\n\
+         while not os.path.exists('{}'): time.sleep(0.01)\nos.kill(os.getpid(), signal.SIGKILL)",
+        seen.display()
     );
+    let mut stream = agent.ask(&json!({ "id": id }), &code);
+    let mut raw = Vec::new();
+    while !String::from_utf8_lossy(&raw).contains("last words") {
+        let mut some = [0; 4096];
+        let read = stream.read(&mut some).unwrap();
+        assert!(read > 0, "{}", String::from_utf8_lossy(&raw));
+        raw.extend_from_slice(&some[..read]);
+    }
+    std::fs::write(&seen, "").unwrap();
+    stream.read_to_end(&mut raw).unwrap();
+    let ran = Ran::of(&crate::support::parse(&raw));
     assert_eq!(ran.error()["ename"], "KernelDied");
     assert_eq!(ran.text("stdout"), "last words\n");
     let ran = agent.within(&id, "kept");
     assert!(ran.text("stderr").contains("this is a new one"), "{}", ran.text("stderr"));
     assert_eq!(ran.error()["ename"], "NameError");
-    // One that leaves by itself, between two runs.
-    agent.within(&id, "exit");
-    assert_eq!(agent.within(&id, "1+1").results()[0]["text"], "2");
+}
+
+#[test]
+fn a_kernel_whose_code_leaves_gets_no_more_code() {
+    let Some(agent) = start() else { return };
+    let id = agent.context(&json!({ "language": "python" }));
+    // It runs on for a moment after the answer: what comes in that moment must not get lost.
+    for _ in 0..3 {
+        assert_eq!(agent.within(&id, "kept = 1\nexit()").kinds().last(), Some(&"execution_complete"));
+        let ran = agent.within(&id, "'kept' in globals()");
+        assert!(ran.text("stderr").contains("its code ended it"), "{}", ran.text("stderr"));
+        assert_eq!(ran.results()[0]["text"], "False");
+    }
 }
 
 #[test]

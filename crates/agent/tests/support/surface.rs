@@ -4,6 +4,7 @@
 //! may use from then on, and accept the new snapshot; the old one stays what it was.
 
 use sandglass_sandbox::agent::{Agent as Generation, GENERATION, HEADER};
+use sandglass_sandbox::workspace::Workspace;
 use serde_json::json;
 
 use crate::init::boot;
@@ -14,6 +15,7 @@ const ROUTES: &[(&str, &str)] = &[
     ("GET", "/ping"),
     ("GET", "/ready"),
     ("POST", "/internal/init"),
+    ("POST", "/internal/assign"),
     ("POST", "/command"),
     ("DELETE", "/command"),
     ("GET", "/command/status/{id}"),
@@ -48,6 +50,17 @@ const ROUTES: &[(&str, &str)] = &[
     ("POST", "/v1/isolated/session"),
     ("GET", "/v1/isolated/sessions"),
     ("GET", "/v1/filesystem/{uid}/{gid}/files/info"),
+    ("GET", "/v1/workspace/bridge/status"),
+    ("GET", "/v1/workspace/bridge/events"),
+    ("GET", "/v1/workspace/services"),
+    ("GET", "/v1/workspace/services/{id}"),
+    ("PUT", "/v1/workspace/services/{id}"),
+    ("POST", "/v1/workspace/services/{id}/start"),
+    ("POST", "/v1/workspace/services/{id}/restart"),
+    ("POST", "/v1/workspace/services/{id}/stop"),
+    ("GET", "/v1/workspace/services/{id}/tunnel"),
+    ("GET", "/v1/workspace/logs"),
+    ("GET", "/v1/workspace/logs/{source}"),
     ("GET", "/proxy/{port}/{path}"),
 ];
 
@@ -76,6 +89,7 @@ fn the_surface_changes_with_the_generation_only() {
         "cpuMillis",
         "memoryBytes",
         "lifecycle",
+        "standby",
     ];
     // A field that is read cannot be of another type; the others are set by `boot` itself.
     for field in ["accessToken", "entrypoint", "env", "user", "cpuMillis", "memoryBytes", "lifecycle"] {
@@ -89,12 +103,36 @@ fn the_surface_changes_with_the_generation_only() {
         "routes": routes,
         "boot configuration": fields,
         "status lines": status_lines(),
+        "workspace document": workspace_document(),
         "introduction": [ping.header(HEADER), ready.header(HEADER)],
         "ready": ready.json(),
     });
     insta::with_settings!({ snapshot_path => "../snapshots", prepend_module_to_snapshot => false, omit_expression => true }, {
         insta::assert_json_snapshot!(format!("generation-{GENERATION}"), shape);
     });
+}
+
+/// A document that names everything, as it is written.
+fn workspace_document() -> serde_json::Value {
+    let document: Workspace = serde_json::from_value(json!({
+        "sandboxId": "7b0f7d1e-5f0a-4c1e-9a53-0d6e2b1f4a10", "generation": 1,
+        "bridge": { "way": { "socket": sandglass_sandbox::workspace::BRIDGE_SOCKET } },
+        "source": "image",
+        "repositories": [{ "url": "https://git.example/acme/web.git", "ref": "refs/heads/main", "commit": "0".repeat(40),
+            "path": "/workspace/web", "depth": 1 }],
+        "git": { "hosts": ["git.example"], "knownHosts": "k", "authorities": "/a", "proxy": "http://p:1" },
+        "boot": { "onSyncFailure": "warn",
+            "setup": [{ "label": "web", "command": ["x"], "env": { "A": "b" }, "cwd": "/", "user": "u", "timeoutSeconds": 1, "capSeconds": 2 }],
+            "start": [{ "label": "web", "command": ["x"] }] },
+        "services": [
+            { "name": "app", "kind": "custom", "command": ["x"], "port": 1, "probe": { "type": "http" } },
+            { "name": "code-server", "kind": "code-server", "port": 2, "folder": "/", "program": "/p" },
+            { "name": "ssh", "kind": "ssh", "port": 3, "authorizedKeys": ["k"], "certificateAuthorities": ["k"] },
+            { "name": "terminal", "kind": "terminal" },
+        ],
+    }))
+    .unwrap();
+    serde_json::to_value(document).unwrap()
 }
 
 /// Boots with every field and brings about every line.

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, fmt};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{CredentialProxyConfig, NetworkPolicy, SandboxStatus, Volume};
+use super::{
+    AgentRequest, BootRequest, CredentialProxyConfig, ImageBuildRequest, NetworkPolicy, PoliciesRequest,
+    RepositoryRequest, SandboxSource, SandboxStatus, ServiceRequest, Volume,
+};
 use crate::time::WireTime;
 
 /// Text to text, as labels, limits and extensions travel.
@@ -58,11 +61,14 @@ pub struct PlatformSpec {
 pub struct LifecycleHooks {
     #[serde(default, alias = "pre_start", skip_serializing_if = "Option::is_none")]
     pub pre_start: Option<LifecycleHook>,
+    /// At most 60 seconds; 10 when it does not say.
+    #[serde(default, alias = "pre_stop", skip_serializing_if = "Option::is_none")]
+    pub pre_stop: Option<LifecycleHook>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub periodic: Option<Vec<PeriodicLifecycleHook>>,
 }
 
-/// A command that runs once before the entrypoint.
+/// A command that runs once, before the entrypoint or before the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LifecycleHook {
@@ -89,7 +95,7 @@ pub struct PeriodicLifecycleHook {
 }
 
 /// What a sandbox should be.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CreateSandboxRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -134,6 +140,20 @@ pub struct CreateSandboxRequest {
     /// Ours: requests to the sandbox resume it when it is paused. The same as the extension `access.wake`.
     #[serde(default, alias = "wake_on_access", skip_serializing_if = "Option::is_none")]
     pub wake_on_access: Option<bool>,
+    /// Ours: work in this repository, in an image that is built for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repository: Option<RepositoryRequest>,
+    /// Only with a repository, like the four fields below.
+    #[serde(default, alias = "image_build", skip_serializing_if = "Option::is_none")]
+    pub image_build: Option<ImageBuildRequest>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<BootRequest>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub services: Option<Vec<ServiceRequest>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policies: Option<PoliciesRequest>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentRequest>,
 }
 
 impl fmt::Debug for CreateSandboxRequest {
@@ -169,4 +189,9 @@ pub struct CreateSandboxResponse {
     pub created_at: WireTime,
     /// Always present: the published clients require the key.
     pub entrypoint: Vec<String>,
+    /// Of a sandbox that is made from a repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<SandboxSource>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
 }

@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{ImageSpec, PlatformSpec, StringMap};
+use super::{
+    ImageSpec, PlatformSpec, SandboxAgent, SandboxFailure, SandboxPolicies, SandboxProgress, SandboxService,
+    SandboxSource, StringMap,
+};
 use crate::time::WireTime;
 
 /// Where a sandbox is in its life.
@@ -59,6 +62,34 @@ pub struct Sandbox {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<WireTime>,
     pub created_at: WireTime,
+    /// Of a sandbox that is made from a repository, like all below but the last three.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<SandboxSource>,
+    /// Counts the boxes that the sandbox has had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
+    /// Until it is ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<SandboxProgress>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<SandboxAgent>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub services: Option<Vec<SandboxService>>,
+    /// Since it was first ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uptime_seconds: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<SandboxFailure>,
+    /// Of a sandbox that was created with policies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policies: Option<SandboxPolicies>,
+    /// The state in the short dialect: `SCHEDULED`, `BUILDING`, `STARTING`, `READY`, `UNHEALTHY`, `PAUSED`, `STOPPING`,
+    /// `STOPPED` or `FAILED`.
+    #[serde(rename = "state", default, skip_serializing_if = "Option::is_none")]
+    pub seed_state: Option<String>,
+    /// `uptimeSeconds` in the short dialect; 0 before it was ready.
+    #[serde(rename = "uptime_seconds", default, skip_serializing_if = "Option::is_none")]
+    pub seed_uptime_seconds: Option<u64>,
 }
 
 /// How to reach a port of a sandbox.

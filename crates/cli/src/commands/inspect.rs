@@ -4,8 +4,12 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::Value;
 
-use super::ps::command_line;
-use crate::{Context, client::Sandbox};
+use super::ps::{command_line, origin};
+use crate::{
+    Context,
+    client::Sandbox,
+    workspace::{addresses::services, boot::failure},
+};
 
 /// Show everything about one or more sandboxes
 #[derive(Args, Debug)]
@@ -38,9 +42,10 @@ impl Inspect {
 
 fn show(context: &Context, sandbox: &Sandbox) -> Result<()> {
     let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    let is_workspace = sandbox.0.get("source").is_some();
     let mut fields = vec![
         ("Id", sandbox.id().to_owned()),
-        ("Image", or_dash(sandbox.image())),
+        (if is_workspace { "Repository" } else { "Image" }, or_dash(&origin(sandbox))),
         ("State", sandbox.state().to_owned()),
         ("Reason", or_dash(sandbox.reason())),
         ("Message", or_dash(sandbox.message())),
@@ -56,6 +61,20 @@ fn show(context: &Context, sandbox: &Sandbox) -> Result<()> {
         for (name, value) in map.into_iter().flatten() {
             fields.push((label, format!("{name}={}", value.as_str().unwrap_or_default())));
         }
+    }
+    for service in services(sandbox) {
+        let port = service.port().map(|port| format!(" on {port}")).unwrap_or_default();
+        let error = if service.last_error().is_empty() {
+            String::new()
+        } else {
+            format!(": {}", service.last_error())
+        };
+        fields.push(("Service", format!("{} {}{port}{error}", service.name(), service.state())));
+    }
+    if is_workspace && sandbox.0.get("lastFailure").is_some_and(|failure| !failure.is_null()) {
+        let (why, tail) = failure(sandbox);
+        fields.push(("Failure", why));
+        fields.extend(tail.into_iter().map(|line| ("Output", line)));
     }
     context.output.fields(&fields)
 }

@@ -1,4 +1,4 @@
-//! `sandglass logs`: what the entrypoint, or a detached command, has printed.
+//! `sandglass logs`: what the entrypoint, a managed service or a detached command has printed.
 
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use crate::{
     follow_logs::{End, MOST_LINES, Progress, Selection, fetch, follow},
     interrupts::Interrupts,
     output::CLOSED_PIPE,
+    service_log::{self, Log, Start},
     sink::{Channel, Piece, Sink},
     values,
 };
@@ -35,6 +36,9 @@ pub struct Logs {
     /// Output of a command started with `exec --detach` instead, as it is
     #[arg(long, value_name = "COMMAND_ID", conflicts_with_all = ["tail", "since", "timestamps"])]
     command: Option<String>,
+    /// Output of a managed service instead, as it is; or of a hook, e.g. boot.setup.NAME
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["command", "since", "timestamps"])]
+    service: Option<String>,
 }
 
 impl Logs {
@@ -42,6 +46,14 @@ impl Logs {
         let id = context.client.resolve(&self.id).await?;
         if let Some(command) = &self.command {
             return self.detached(context, &id, command).await;
+        }
+        if let Some(service) = &self.service {
+            let (sink, mut interrupts) = (Sink::start(), Interrupts::listen()?);
+            let log = Log { sandbox: &id, name: service };
+            let start = if self.tail < MOST_LINES { Start::Tail(self.tail) } else { Start::Beginning };
+            let end =
+                service_log::copy(&context.client, log, start, self.follow, &sink, &mut interrupts).await?;
+            return Ok(conclude(sink, end).await?.unwrap_or(0));
         }
         let selection = Selection { tail: self.tail, since: self.since, timestamps: self.timestamps };
         let sink = Sink::start();

@@ -1,5 +1,7 @@
 //! All commands, one file each.
 
+mod build;
+mod code;
 mod completions;
 mod config;
 mod cp;
@@ -19,8 +21,10 @@ mod renew;
 mod rm;
 mod run;
 mod serve;
+mod ssh;
 mod store;
 mod transfer;
+mod up;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -31,6 +35,7 @@ use crate::{Context, execution::OUR_FAILURE, output::Output};
 #[derive(Subcommand, Debug)]
 pub enum Command {
     Run(run::Run),
+    Up(up::Up),
     Ps(ps::Ps),
     Inspect(inspect::Inspect),
     Exec(exec::Exec),
@@ -42,6 +47,10 @@ pub enum Command {
     Resume(pause::Resume),
     Endpoint(endpoint::EndpointOf),
     Events(events::Events),
+    Ssh(ssh::Ssh),
+    SshConfig(ssh::SshConfig),
+    Code(code::Code),
+    Build(build::Build),
     Image(image::Image),
     Mcp(mcp::Mcp),
     Serve(serve::Serve),
@@ -65,6 +74,7 @@ impl Command {
     pub fn failure_code(&self) -> u8 {
         match self {
             Self::Run(_) | Self::Exec(_) => OUR_FAILURE,
+            Self::Ssh(_) => ssh::FAILURE,
             _ => 1,
         }
     }
@@ -87,6 +97,7 @@ impl Command {
     pub async fn run(self, context: &Context) -> Result<u8> {
         match self {
             Self::Run(command) => command.run(context).await,
+            Self::Up(command) => command.run(context).await,
             Self::Ps(command) => command.run(context).await,
             Self::Inspect(command) => command.run(context).await,
             Self::Exec(command) => command.run(context).await,
@@ -98,6 +109,10 @@ impl Command {
             Self::Resume(command) => command.run(context).await,
             Self::Endpoint(command) => command.run(context).await,
             Self::Events(command) => command.run(context).await,
+            Self::Ssh(command) => command.run(context).await,
+            Self::SshConfig(command) => command.run(context).await,
+            Self::Code(command) => command.run(context).await,
+            Self::Build(command) => command.run(context).await,
             Self::Image(command) => command.run(context).await,
             Self::Mcp(command) => command.run(context).await,
             Self::Completions(_)

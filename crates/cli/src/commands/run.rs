@@ -223,7 +223,7 @@ fn judge(sandbox: &Sandbox, code: u8) -> Result<u8> {
 }
 
 /// Creates the sandbox. An interrupt does not abandon the request: the sandbox it makes must be removed.
-async fn create(
+pub(super) async fn create(
     client: &Client,
     body: &Value,
     interrupts: &mut Interrupts,
@@ -273,7 +273,7 @@ fn why(sandbox: &Sandbox) -> String {
 }
 
 /// Removes the sandbox. The outcome of the command stands, so a failure is only told.
-async fn remove(client: &Client, id: &str, interrupts: &mut Interrupts) {
+pub(super) async fn remove(client: &Client, id: &str, interrupts: &mut Interrupts) {
     let failure = tokio::select! {
         removed = client.delete(id) => removed.err().map(|error| error.to_string()),
         interrupt = interrupts.next() => match timeout(PARTING, client.delete(id)).await {

@@ -2,6 +2,8 @@
 //!
 //! What a command does is chosen by its first word, see `script`.
 
+mod workspace;
+
 use std::{
     collections::BTreeMap,
     convert::Infallible,
@@ -46,6 +48,13 @@ pub struct Seen {
     /// Answers of the log route, in order; the last one repeats.
     pub logs: Vec<String>,
     pub status: Option<Value>,
+    /// What successive looks at a sandbox show beside what every sandbox shows; the last one repeats.
+    pub looks: Vec<Value>,
+    /// What successive readers of a sandbox's events get, as it goes over the wire.
+    pub events: Vec<String>,
+    /// A build: how it is, and what successive readers of its log get.
+    pub build: Value,
+    pub build_log: Vec<String>,
 }
 
 type Shared = Arc<(Mutex<Seen>, Notify)>;
@@ -124,6 +133,7 @@ fn router(shared: Shared) -> Router {
         .route("/v1/sandboxes/{id}/diagnostics/logs", get(logs))
         .route("/v1/images/pull", post(pull))
         .nest("/v1/sandboxes/{id}/proxy/44772", agent)
+        .merge(workspace::routes())
         .layer(middleware::from_fn_with_state(shared.clone(), remember))
         .with_state(shared)
 }
@@ -164,11 +174,12 @@ fn sandbox(id: &str, status: Option<Value>) -> Value {
 
 async fn create(State(shared): State<Shared>, Json(body): Json<Value>) -> Response {
     let refuse = body["image"]["uri"] == "nosuch";
+    let begins = body.get("repository").map(|_| json!({ "state": "Pending", "reason": "accepted" }));
     shared.0.lock().unwrap().bodies.push(body);
     if refuse {
         return refused(StatusCode::NOT_FOUND, "IMAGE::NOT_FOUND", "there is no image nosuch");
     }
-    (StatusCode::ACCEPTED, Json(sandbox(ID, None))).into_response()
+    (StatusCode::ACCEPTED, Json(sandbox(ID, begins))).into_response()
 }
 
 async fn list() -> Json<Value> {
@@ -177,7 +188,13 @@ async fn list() -> Json<Value> {
 }
 
 async fn one(State(shared): State<Shared>, Path(id): Path<String>) -> Json<Value> {
-    Json(sandbox(&id, shared.0.lock().unwrap().status.clone()))
+    let mut seen = shared.0.lock().unwrap();
+    let mut shown = sandbox(&id, seen.status.clone());
+    let look = if seen.looks.len() > 1 { Some(seen.looks.remove(0)) } else { seen.looks.first().cloned() };
+    for (name, value) in look.iter().filter_map(Value::as_object).flatten() {
+        shown[name] = value.clone();
+    }
+    Json(shown)
 }
 
 async fn remove(Path(id): Path<String>) -> Response {

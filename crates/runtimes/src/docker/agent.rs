@@ -27,6 +27,24 @@ pub(super) const HOME: &str = "/opt/opensandbox";
 /// The agent inside a box; the name is the reference's, which looks for it when it adopts a box.
 pub(super) const TARGET: &str = "/opt/opensandbox/execd";
 
+/// The agent's option that names whom everything else in the box runs as.
+const USER: &str = "--user=";
+
+/// How a container starts the agent. `user`: whom the agent itself, which is root then, runs everything as.
+pub(super) fn command(user: Option<&str>, standby: bool) -> Vec<String> {
+    let user = user.map(|user| format!("{USER}{user}"));
+    let words = [TARGET.to_owned(), "--init".to_owned()];
+    let standby = standby.then(|| "--standby".to_owned());
+    words.into_iter().chain(standby).chain(user).chain(["--".to_owned()]).collect()
+}
+
+/// The user of such a command.
+pub(super) fn user_of(command: &[String]) -> Option<&str> {
+    let (program, options) = command.split_first()?;
+    let own = options.iter().take_while(|word| *word != "--");
+    own.filter(|_| program == TARGET).find_map(|word| word.strip_prefix(USER))
+}
+
 pub(super) struct Agent {
     path: PathBuf,
     binds: AtomicBool,
@@ -112,6 +130,16 @@ mod tests {
             ("opt/opensandbox/execd".to_owned(), 0o755, "binary".to_owned()),
         ];
         assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn the_user_is_read_back_from_the_command() {
+        assert_eq!(user_of(&command(Some("ann:users"), true)), Some("ann:users"));
+        assert_eq!(user_of(&command(None, false)), None);
+        let others = ["/bin/sh", "--user=ann", "--"].map(str::to_owned);
+        assert_eq!(user_of(&others), None);
+        let entrypoint = [TARGET, "--init", "--", "x", "--user=ann"].map(str::to_owned);
+        assert_eq!(user_of(&entrypoint), None);
     }
 
     #[test]

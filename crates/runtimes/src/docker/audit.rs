@@ -11,6 +11,7 @@ use futures_util::{
     stream::{BoxStream, SelectAll},
 };
 use sandglass_sandbox::{Clock, SandboxId, SystemClock, Timestamp, ports::runtime::BoxEvent};
+use sandglass_shim::EgressEvent;
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -20,11 +21,12 @@ use super::{
     enforcer,
     labels::{self, instant},
 };
-use crate::audit;
 
 /// The newest lines of a sidecar that are looked at, and the newest events among them that are told.
 const MOST_LINES: usize = 1000;
 const MOST_EVENTS: usize = 200;
+/// Longer lines are none of the enforcer's.
+const LONGEST_LINE: usize = 4096;
 /// Sidecars that are listened to at the same time; the events of others are in their histories all the same.
 const MOST_SIDECARS: usize = 512;
 /// What one sidecar may tell at once, and how often afterwards.
@@ -127,8 +129,8 @@ impl Listening {
 fn event(line: &LogOutput) -> Option<BoxEvent> {
     let text = String::from_utf8_lossy(line.as_ref());
     let (time, rest) = text.split_once(' ')?;
-    let (kind, message) = audit::event(rest)?;
-    Some(BoxEvent { at: instant(time)?, kind: kind.to_owned(), message })
+    let told = (rest.len() <= LONGEST_LINE).then(|| EgressEvent::of_line(rest))??;
+    Some(BoxEvent { at: instant(time)?, kind: told.kind.to_owned(), message: told.message })
 }
 
 /// What one sidecar may still tell.

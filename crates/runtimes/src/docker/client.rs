@@ -139,7 +139,7 @@ impl fmt::Debug for EngineAddress {
 
 /// The engine reads registry credentials in the URL-safe alphabet and silently goes on without them when it meets the other one, which
 /// is what the library writes.
-fn url_safe_credentials(mut request: BollardRequest) -> BollardRequest {
+pub(super) fn url_safe_credentials(mut request: BollardRequest) -> BollardRequest {
     const NAME: &str = "x-registry-auth";
     let text = request.headers().get(NAME).and_then(|v| v.to_str().ok()).map(url_safe);
     if let Some(mut value) = text.and_then(|text| HeaderValue::try_from(text).ok()) {

@@ -58,6 +58,11 @@ pub(super) struct Container {
 }
 
 impl Container {
+    /// Whether it is what its labels say; see [`labels::are_genuine`](super::labels::are_genuine).
+    pub(super) fn is_genuine(&self) -> bool {
+        super::labels::are_genuine(&self.labels, &self.name, &self.image)
+    }
+
     pub(super) fn inspected(answer: ContainerInspectResponse) -> Self {
         let config = answer.config.unwrap_or_default();
         let state = answer.state.unwrap_or_default();

@@ -39,11 +39,15 @@ pub(super) struct ImageFacts {
     /// `sha256:` and 64 digits.
     pub id: String,
     pub tags: Vec<String>,
+    /// Names with digests of manifests.
+    pub digests: Vec<String>,
     pub os: String,
     pub arch: String,
     pub entrypoint: Vec<String>,
     pub cmd: Vec<String>,
     pub labels: HashMap<String, String>,
+    /// In Docker's syntax; empty for root.
+    pub user: String,
 }
 
 impl From<ImageInspect> for ImageFacts {
@@ -52,11 +56,13 @@ impl From<ImageInspect> for ImageFacts {
         Self {
             id: image.id.unwrap_or_default(),
             tags: image.repo_tags.unwrap_or_default(),
+            digests: image.repo_digests.unwrap_or_default(),
             os: image.os.unwrap_or_default().to_ascii_lowercase(),
             arch: normal_arch(&image.architecture.unwrap_or_default()),
             entrypoint: config.entrypoint.unwrap_or_default(),
             cmd: config.cmd.unwrap_or_default(),
             labels: config.labels.unwrap_or_default(),
+            user: config.user.unwrap_or_default(),
         }
     }
 }
@@ -96,7 +102,7 @@ impl Shared {
     ) -> Result<(), RuntimeError> {
         let platform = spec.platform.as_ref().filter(|p| !windows::is_windows(p));
         let any_platform = spec.platform.is_some() && platform.is_none();
-        let found = self.look(&spec.image).await?.filter(|facts| is_named(&spec.image, facts));
+        let found = self.look(&spec.image).await?;
         if let Some(facts) = &found {
             refuse_snapshots(spec, facts)?;
         }
@@ -148,11 +154,12 @@ impl Shared {
         }
     }
 
+    /// The image of that name, or of that whole id.
     pub(super) async fn look(&self, reference: &str) -> Result<Option<ImageFacts>, RuntimeError> {
         check_reference(reference)?;
         let looked = self.client.call(|docker| async move { docker.inspect_image(reference).await }).await;
         match looked {
-            Ok(image) => Ok(Some(image.into())),
+            Ok(image) => Ok(Some(ImageFacts::from(image)).filter(|facts| is_named(reference, facts))),
             Err(e) if e.is_absent() => Ok(None),
             Err(e) => Err(of_image(&e)),
         }
@@ -255,11 +262,18 @@ fn check_reference(reference: &str) -> Result<(), RuntimeError> {
     Err(invalid("image", format!("{reference:?} is not an image reference")))
 }
 
-/// Whether the engine found the image by its name. It also finds images by the first digits of their ids, which nobody may try out.
-fn is_named(reference: &str, facts: &ImageFacts) -> bool {
-    let digits = facts.id.strip_prefix("sha256:").unwrap_or(&facts.id);
-    let by_digits = digits.starts_with(reference);
-    !by_digits || facts.tags.iter().any(|tag| tag.strip_suffix(":latest").unwrap_or(tag) == reference)
+/// Whether the engine found the image by its name or its whole id. It also finds images by the first digits of their ids, which nobody may
+/// try out.
+pub(super) fn is_named(reference: &str, facts: &ImageFacts) -> bool {
+    if reference == facts.id {
+        return true;
+    }
+    let Ok(asked) = reference.parse::<Reference>() else { return false };
+    facts
+        .tags
+        .iter()
+        .chain(&facts.digests)
+        .any(|name| name.parse::<Reference>().is_ok_and(|name| name == asked))
 }
 
 /// Whose snapshot it is, only the server knows, so a snapshot is started by its id.
@@ -357,7 +371,13 @@ mod tests {
         };
         let plain = facts(&["busybox:1"]);
         assert!(is_named("busybox:1", &plain) && is_named(&plain.id, &plain));
-        assert!(!is_named("a", &plain) && !is_named("ab12ab12", &plain));
+        let digits = ["a", "ab12ab12", "sha256:a", "sha256:ab12", "ab12:latest", "library/ab12"];
+        assert!(digits.iter().all(|digits| !is_named(digits, &plain)));
+        assert!(!is_named("busybox", &plain) && !is_named("h:5000/busybox:1", &plain));
+        assert!(is_named("docker.io/library/busybox:1", &plain), "another form of the same name");
+        let by_digest = format!("h:5000/a@sha256:{}", "cd".repeat(32));
+        let pulled = ImageFacts { digests: vec![by_digest.clone()], ..plain.clone() };
+        assert!(is_named(&by_digest, &pulled) && !is_named(&by_digest, &plain));
         assert!(is_named("ab12", &facts(&["ab12:latest"])), "a name that looks like an id");
         let saved = facts(&["opensandbox-snapshots:7f3c3cf0-58a7-4f26-9d0a-7f7c2f5b3c11"]);
         let by_image = Spec::new("x", Entrypoint::AgentOnly);

@@ -129,7 +129,13 @@ pub(super) fn for_create(
     if !made.object_stores.is_empty() {
         set(OSSFS_MOUNTS, json(&made.object_stores));
     }
-    let record = Record {
+    set(RECORD, json(&record(id, plan, argv)));
+    labels
+}
+
+/// Everything that was asked for.
+pub(super) fn record(id: SandboxId, plan: &StartPlan, argv: &[String]) -> Record {
+    Record {
         v: VERSION,
         id,
         spec: plan.spec.clone(),
@@ -138,9 +144,7 @@ pub(super) fn for_create(
         created_at: plan.created_at,
         agent_token: plan.agent_token.clone(),
         route_token: plan.route_token.clone(),
-    };
-    set(RECORD, json(&record));
-    labels
+    }
 }
 
 fn json<T: Serialize>(value: &T) -> String {
@@ -207,6 +211,19 @@ pub(super) fn parse(labels: &HashMap<String, String>) -> Option<Parsed> {
 
 fn list<T: DeserializeOwned>(text: Option<&str>) -> Vec<T> {
     text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
+/// Whether a container may be what its labels say, by its name and the reference that it was made from. The containers in which an engine's
+/// builder runs instructions inherit whatever labels a Dockerfile or its base image set: they are made from ids of images, and the engine
+/// names them. What somebody started by hand is made from a name.
+pub(super) fn are_genuine(labels: &HashMap<String, String>, name: &str, image: &str) -> bool {
+    let of = |key: &str| labels.get(key).and_then(|id| id.parse::<SandboxId>().ok());
+    let own = match (of(ID), of(SIDECAR_FOR)) {
+        (None, None) => return true,
+        (Some(id), _) => super::observe::container_name(id),
+        (None, Some(id)) => super::sidecar::container_name(id),
+    };
+    name == own || !image.starts_with("sha256:")
 }
 
 /// Whose sidecar a container is.

@@ -31,6 +31,8 @@ fn plan() -> StartPlan {
         created_at: Timestamp::clamped(1_893_455_000_000),
         agent_token: "agent-secret".into(),
         route_token: "route-secret".into(),
+        delivery: Vec::new(),
+        root_agent: false,
     }
 }
 
@@ -205,4 +207,17 @@ fn instants_in_every_spelling_that_occurs() {
     }
     let at = Timestamp::clamped(1_795_979_533_123).checked_add(Duration::from_millis(1)).unwrap();
     assert_eq!(instant(&spell(at)), Some(at));
+}
+
+#[test]
+fn what_a_builder_runs_is_nobodys_sandbox() {
+    let id = SandboxId::random();
+    let by_builder = format!("sha256:{}", "ab".repeat(32));
+    for (label, own) in [(ID, format!("sandbox-{id}")), (SIDECAR_FOR, format!("sandbox-egress-{id}"))] {
+        let labels = HashMap::from([(label.to_owned(), id.to_string()), (TENANT.to_owned(), "a".to_owned())]);
+        assert!(!are_genuine(&labels, "stoic_shaw", &by_builder), "{label}");
+        assert!(are_genuine(&labels, &own, &by_builder), "{label}: made from an id, under its own name");
+        assert!(are_genuine(&labels, "by-hand", "busybox:1"), "{label}");
+    }
+    assert!(are_genuine(&HashMap::new(), "stoic_shaw", &by_builder), "nothing is claimed");
 }

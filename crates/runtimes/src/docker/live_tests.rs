@@ -60,6 +60,8 @@ impl Bench {
             created_at: SystemClock.now(),
             agent_token: "agent-token".into(),
             route_token: "route-token".into(),
+            delivery: Vec::new(),
+            root_agent: false,
         }
     }
 

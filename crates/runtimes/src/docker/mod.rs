@@ -5,9 +5,13 @@
 //! again by the box's id alone, so that a server that died in between leaves nothing that its successor cannot remove.
 
 mod agent;
+mod assigned;
 mod audit;
+mod capture;
 mod client;
 mod container;
+mod delivery;
+mod dockerfile;
 mod enforcer;
 mod errors;
 mod freeze;
@@ -60,6 +64,8 @@ use sandglass_sandbox::{
     ports::{RuntimeErrorKind, runtime::RuntimeError},
     spec::Limits,
 };
+
+use crate::enforcement::UpstreamProxy;
 
 pub use client::EngineAddress;
 
@@ -125,22 +131,6 @@ pub struct EgressConfig {
     pub upstream_proxy: Option<UpstreamProxy>,
 }
 
-/// A proxy that the sidecar sends everything through.
-#[derive(Clone)]
-pub struct UpstreamProxy {
-    pub url: String,
-    /// The whole value of `Proxy-Authorization`.
-    pub authorization: Option<String>,
-    /// A file of this host with the certificate authority to trust.
-    pub ca_cert_path: Option<PathBuf>,
-}
-
-impl std::fmt::Debug for UpstreamProxy {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UpstreamProxy").field("url", &self.url).finish_non_exhaustive()
-    }
-}
-
 /// See the module documentation.
 pub struct DockerRuntime {
     shared: Arc<Shared>,
@@ -164,6 +154,7 @@ struct Shared {
     windows_artifacts: tokio::sync::OnceCell<bytes::Bytes>,
     object_stores: object_stores::ObjectStores,
     side_facts: side_facts::SideFacts,
+    assigned: assigned::Assigned,
     memory: observe::Memory,
     locks: freeze::Locks,
     saves: saves::Saves,
@@ -236,6 +227,7 @@ impl DockerRuntime {
                 windows_artifacts: tokio::sync::OnceCell::new(),
                 object_stores: object_stores::ObjectStores::default(),
                 side_facts: side_facts::SideFacts::new(&config.side_facts_dir),
+                assigned: assigned::Assigned::new(&config.state_dir),
                 memory: observe::Memory::default(),
                 locks: freeze::Locks::default(),
                 saves,

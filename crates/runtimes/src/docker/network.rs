@@ -144,19 +144,13 @@ impl Shared {
 
     /// Reads which ports existing boxes hold, running or not: stopped ones are named only by their labels.
     pub(super) async fn read_ports(&self) -> Result<(), RuntimeError> {
-        use bollard::query_parameters::ListContainersOptions;
-        let filters = HashMap::from([("label".to_owned(), vec![labels::ID.to_owned()])]);
-        let options = ListContainersOptions { all: true, filters: Some(filters), ..Default::default() };
-        let listed =
-            self.client.call(|docker| async move { docker.list_containers(Some(options)).await }).await;
-        let listed = listed.map_err(|e| e.during("ports"))?;
+        let listed = self.containers_with(labels::ID).await.map_err(|e| e.during("ports"))?;
         let held = listed.iter().flat_map(|container| {
-            let marks = container.labels.as_ref();
-            let owner = marks.and_then(|l| l.get(labels::ID)).and_then(|id| id.parse().ok());
+            let owner = container.labels.get(labels::ID).and_then(|id| id.parse().ok());
             let named = [labels::AGENT_PORT, labels::HTTP_PORT]
                 .into_iter()
-                .filter_map(move |name| marks.and_then(|l| l.get(name)).and_then(|port| port.parse().ok()));
-            let bound = container.ports.iter().flatten().filter_map(|port| port.public_port);
+                .filter_map(|name| container.labels.get(name).and_then(|port| port.parse().ok()));
+            let bound = container.published.values().map(|(_, port)| *port);
             named.chain(bound).filter_map(move |port: u16| Some((port, owner?)))
         });
         let making = self.making().clone();

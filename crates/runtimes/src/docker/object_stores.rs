@@ -15,7 +15,6 @@ use std::{
     time::Duration,
 };
 
-use bollard::query_parameters::ListContainersOptions;
 use sandglass_sandbox::{SandboxId, ports::runtime::RuntimeError, spec::ObjectStoreKey};
 use sha2::{Digest, Sha256};
 use tokio::process::Command;
@@ -255,11 +254,8 @@ impl Shared {
     }
 
     async fn other_box_uses(&self, at: &Path, id: SandboxId) -> Result<bool, RuntimeError> {
-        let filters = HashMap::from([("label".to_owned(), vec![labels::OSSFS_MOUNTS.to_owned()])]);
-        let options = ListContainersOptions { all: true, filters: Some(filters), ..Default::default() };
-        let listed = self.client.call(|d| async move { d.list_containers(Some(options)).await }).await;
-        let listed = listed.map_err(|e| e.during("ossfs"))?;
-        let mut parsed = listed.iter().filter_map(|c| labels::parse(c.labels.as_ref()?));
+        let listed = self.containers_with(labels::OSSFS_MOUNTS).await.map_err(|e| e.during("ossfs"))?;
+        let mut parsed = listed.iter().filter_map(|container| labels::parse(&container.labels));
         Ok(parsed.any(|other| other.id != id && other.ossfs_mounts.iter().any(|path| Path::new(path) == at)))
     }
 }

@@ -183,7 +183,7 @@ impl Shared {
         }
     }
 
-    /// Every container, stopped ones too, with that label (`key` or `key=value`).
+    /// Every container, stopped ones too, with that label (`key` or `key=value`) that it does not merely inherit.
     pub(super) async fn containers_with(&self, label: &str) -> Result<Vec<Container>, Failure> {
         let options = ListContainersOptions {
             all: true,
@@ -191,7 +191,19 @@ impl Shared {
             ..ListContainersOptions::default()
         };
         let asked = self.client.call(|docker| async move { docker.list_containers(Some(options)).await });
-        Ok(asked.await?.into_iter().map(Container::listed).collect())
+        let listed: Vec<_> = asked.await?.into_iter().map(Container::listed).collect();
+        let mut genuine = Vec::with_capacity(listed.len());
+        for container in listed {
+            // A list shows the id also of an image whose name means another by now; only an inspect tells them apart.
+            let inspected = match container.is_genuine() {
+                true => None,
+                false => self.looked_at(container.clone()).await?,
+            };
+            if inspected.as_ref().unwrap_or(&container).is_genuine() {
+                genuine.push(container);
+            }
+        }
+        Ok(genuine)
     }
 
     /// The container of a sandbox. A container of the right name without the label is somebody else's.
@@ -226,7 +238,8 @@ impl Shared {
         let revision = self.next_revision();
         let found = self.find(id).await.map_err(|e| e.during("facts"))?;
         let container = found.ok_or_else(|| no_such_box(id))?;
-        let created = labels::parse(&container.labels).ok_or_else(|| no_such_box(id))?.facts;
+        let created = labels::parse(&container.labels).ok_or_else(|| no_such_box(id))?;
+        let created = self.assigned.over(created).facts;
         let (side_facts, now) = (self.side_facts.clone(), facts.clone());
         let written = tokio::task::spawn_blocking(move || side_facts.write(id, &created, &now)).await;
         written
@@ -363,6 +376,7 @@ impl Shared {
             sees_containers: self.config.engine.is_local(),
         };
         let (id, turned) = (parsed.id, self.memory.turned_at(parsed.id));
+        let parsed = self.assigned.over(parsed);
         let mut observed = observation(parsed, container, sidecar, &place);
         observed.condition = self.memory.settled(id, observed.condition, container.started_at);
         if let Condition::Exited(exit) = &observed.condition {
@@ -446,6 +460,8 @@ pub(super) fn observation(
             (spec, container.command.clone(), token, String::new())
         }
     };
+    // A sandbox that was a warm box began with its assignment.
+    let (started_at, since) = (container.started_at.map(|at| at.max(created_at)), since.max(created_at));
     Observation {
         id,
         revision: 0,
@@ -454,7 +470,7 @@ pub(super) fn observation(
         facts,
         condition,
         created_at,
-        started_at: container.started_at,
+        started_at,
         since,
         address,
         exposure,

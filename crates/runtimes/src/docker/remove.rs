@@ -60,8 +60,9 @@ impl Shared {
         self.memory.forget(id, self.next_revision());
         self.ports.release(id);
         self.saves.forget(id);
-        let side_facts = self.side_facts.clone();
-        let removed = tokio::task::spawn_blocking(move || side_facts.remove(id)).await;
+        let (side_facts, assigned) = (self.side_facts.clone(), self.assigned.clone());
+        let removed =
+            tokio::task::spawn_blocking(move || side_facts.remove(id).and(assigned.remove(id))).await;
         if let Ok(Err(error)) = removed {
             warn!(sandbox = %id, error = %error, "its side files cannot be removed");
         }

@@ -30,6 +30,8 @@ impl Runtime for DockerRuntime {
             named_volumes: true,
             object_store_volumes: true,
             foreign_platforms: true,
+            sockets: self.shared.agent.mount().is_some(),
+            standby: true,
         }
     }
 
@@ -53,6 +55,14 @@ impl Runtime for DockerRuntime {
         secrets: &Secrets,
     ) -> Result<Observation, RuntimeError> {
         self.shared.start(id, plan, secrets).await
+    }
+
+    async fn assign(&self, id: SandboxId, plan: &StartPlan) -> Result<Observation, RuntimeError> {
+        self.shared.assign(id, plan).await
+    }
+
+    async fn image_identity(&self, image: &str) -> Result<String, RuntimeError> {
+        self.shared.image_identity(image).await
     }
 
     async fn pause(&self, id: SandboxId) -> Result<Observation, RuntimeError> {

@@ -177,7 +177,7 @@ fn expiry(value: &Value) -> Option<Option<Timestamp>> {
 }
 
 /// The temporary's name is ours alone: two that write at once leave the content of one of them, never a mixture.
-fn replace(path: &Path, value: &Value) -> io::Result<()> {
+pub(super) fn replace(path: &Path, value: &Value) -> io::Result<()> {
     static WRITES: AtomicU64 = AtomicU64::new(0);
     let dir = path.parent().unwrap_or(Path::new("/"));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;

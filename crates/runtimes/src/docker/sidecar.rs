@@ -19,6 +19,8 @@ use bollard::{
 };
 use sandglass_sandbox::{SandboxId, ports::runtime::RuntimeError, spec::Egress};
 
+use crate::enforcement::{self, Decided};
+
 use super::{
     EgressConfig, Published, Shared,
     agent::HOME,
@@ -31,8 +33,6 @@ use super::{
 };
 
 const EXTRA_CA: &str = "/etc/ssl/certs/opensandbox-upstream-extra-ca.pem";
-/// The box's own environment says so too, when secrets are injected.
-pub(super) const TRANSPARENT: &str = "OPENSANDBOX_EGRESS_MITMPROXY_TRANSPARENT";
 const POLICY_FILE: &str = "OPENSANDBOX_EGRESS_POLICY_FILE";
 const TRUSTED_PEERS: &str = "OPENSANDBOX_EGRESS_CREDENTIAL_VAULT_TRUSTED_PROXY_CIDRS";
 const NO_IPV6: [&str; 3] =
@@ -303,29 +303,15 @@ fn environment(
     egress: &Egress,
     token: &Token,
 ) -> serde_json::Result<Vec<String>> {
-    let mut env: Vec<(&str, String)> = vec![
-        ("OPENSANDBOX_EGRESS_RULES", serde_json::to_string(&egress.policy)?),
-        ("OPENSANDBOX_EGRESS_MODE", config.mode.clone()),
-        ("OPENSANDBOX_EGRESS_TOKEN", token.0.clone()),
-        ("OPENSANDBOX_EGRESS_SANDBOX_ID", id.to_string()),
-    ];
-    env.extend(config.otlp_endpoint.iter().map(|url| ("OTEL_EXPORTER_OTLP_ENDPOINT", url.clone())));
-    if let Some(proxy) = &config.upstream_proxy {
-        env.push(("OPENSANDBOX_EGRESS_UPSTREAM_PROXY", proxy.url.clone()));
-        let login = proxy.authorization.iter();
-        env.extend(login.map(|value| ("OPENSANDBOX_EGRESS_UPSTREAM_PROXY_AUTH", value.clone())));
-        if proxy.ca_cert_path.is_some() {
-            env.push(("OPENSANDBOX_EGRESS_MITMPROXY_UPSTREAM_EXTRA_CA", EXTRA_CA.to_owned()));
-        }
-    }
-    if egress.credential_proxy {
-        env.push((TRANSPARENT, "true".to_owned()));
-    }
-    let mut pairs: Vec<String> = env.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    // The caller adds, and never replaces what decides about the policy.
-    let asked = egress.env.iter().filter(|(name, _)| env.iter().all(|(ours, _)| ours != name));
-    pairs.extend(asked.map(|(name, value)| format!("{name}={value}")));
-    Ok(pairs)
+    let decided = Decided {
+        mode: &config.mode,
+        token: &token.0,
+        otlp_endpoint: config.otlp_endpoint.as_deref(),
+        upstream_proxy: config.upstream_proxy.as_ref(),
+        proxy_authority: EXTRA_CA,
+    };
+    let env = enforcement::environment(id, egress, decided, Vec::new())?;
+    Ok(env.iter().map(|(name, value)| format!("{name}={value}")).collect())
 }
 
 /// What the operator lets a sidecar use.
@@ -381,7 +367,8 @@ fn is_about_sysctls(message: &str) -> bool {
 mod tests {
     use sandglass_sandbox::spec::{EgressRule, Limits, NetworkPolicy};
 
-    use super::{super::UpstreamProxy, super::host_config::tests::config, *};
+    use super::{super::host_config::tests::config, *};
+    use crate::enforcement::{TRANSPARENT, UpstreamProxy};
 
     fn egress(env: &[(&str, &str)], credential_proxy: bool) -> Egress {
         let rule = EgressRule { action: "allow".into(), target: "example.com".into() };

@@ -14,7 +14,7 @@ use sandglass_sandbox::{
 use tracing::{info, warn};
 
 use super::{
-    Shared,
+    Shared, agent,
     container::Status,
     errors::{Failure, failed},
     freeze::no_such_box,
@@ -29,7 +29,7 @@ pub(super) fn is_artifact(tag: &str) -> bool {
 }
 /// Variables that open the source, that were asked for with it, or that tell of its sidecar.
 const SECRETS: [&str; 3] =
-    ["EXECD_ACCESS_TOKEN", sandglass_sandbox::hooks::VARIABLE, super::sidecar::TRANSPARENT];
+    ["EXECD_ACCESS_TOKEN", sandglass_sandbox::hooks::VARIABLE, crate::enforcement::TRANSPARENT];
 
 /// The snapshot that an image of that name is.
 pub(super) fn of_image(name: &str) -> Option<SnapshotId> {
@@ -141,7 +141,7 @@ impl Shared {
 
 /// The configuration of the image. The engine merges it over the container's own, so that what must not be passed on is blanked: it cannot be
 /// left out.
-fn passed_on(container: ContainerConfig) -> ContainerConfig {
+pub(super) fn passed_on(container: ContainerConfig) -> ContainerConfig {
     let source = container.labels.unwrap_or_default();
     let record = labels::parse(&source).and_then(|parsed| parsed.record);
     let metadata = record.map(|record| record.facts.metadata).unwrap_or_default();
@@ -151,9 +151,12 @@ fn passed_on(container: ContainerConfig) -> ContainerConfig {
         let name = pair.split_once('=').map_or(pair.as_str(), |(name, _)| name);
         if SECRETS.contains(&name) { format!("{name}=") } else { pair }
     });
+    let entrypoint = container.entrypoint.unwrap_or_default();
     ContainerConfig {
         labels: Some(labels),
         env: Some(env.collect()),
+        // The agent's own user is not that of the image.
+        user: agent::user_of(&entrypoint).map(str::to_owned).or(container.user),
         entrypoint: Some(Vec::new()),
         hostname: None,
         domainname: None,
@@ -193,6 +196,8 @@ mod tests {
             created_at: Timestamp::clamped(1),
             agent_token: "secret".into(),
             route_token: "secret".into(),
+            delivery: Vec::new(),
+            root_agent: false,
         };
         let mut labels =
             labels::for_create(SandboxId::random(), &plan, &[], &Made::default(), &HashMap::new());
@@ -224,5 +229,12 @@ mod tests {
             (0, vec!["sleep".into(), "9".into()])
         );
         assert_eq!(image.user.as_deref(), Some("1000"));
+
+        let apart = ContainerConfig {
+            entrypoint: Some(agent::command(Some("ann"), false)),
+            user: Some("0:0".into()),
+            ..ContainerConfig::default()
+        };
+        assert_eq!(passed_on(apart).user.as_deref(), Some("ann"));
     }
 }

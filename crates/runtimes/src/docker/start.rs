@@ -10,7 +10,7 @@ use std::{
 };
 
 use bollard::{
-    models::{ContainerCreateBody, HostConfig, Mount},
+    models::{ContainerCreateBody, HealthConfig, HostConfig, Mount},
     query_parameters::{CreateContainerOptions, StartContainerOptions, WaitContainerOptions},
 };
 use futures_util::StreamExt;
@@ -23,10 +23,13 @@ use sandglass_sandbox::{
     spec::{Secrets, Spec},
 };
 
+use crate::enforcement;
+
 use super::{
     Made, Shared,
     agent::{self, AGENT_PORT},
     client::CONNECT_PATIENCE,
+    delivery,
     errors::{Failure, failed, invalid, is_port_clash},
     host_config,
     image::{self, ImageFacts},
@@ -36,6 +39,7 @@ use super::{
     reach, sidecar, windows,
 };
 
+const ROOT: &str = "0:0";
 /// Times that other host ports are tried.
 const PORT_ATTEMPTS: u32 = 3;
 /// Times that anything else in the way is cleared.
@@ -72,9 +76,20 @@ struct Parts<'a> {
     sidecar: Option<String>,
 }
 
+/// The engine would run a check of the image in the box whenever it is due, also while a build searches what is left in it.
+fn no_checks() -> HealthConfig {
+    HealthConfig { test: Some(vec!["NONE".to_owned()]), ..HealthConfig::default() }
+}
+
 impl Parts<'_> {
     fn spec(&self) -> &Spec {
         &self.plan.spec
+    }
+
+    /// The image's user, where the agent itself is another one.
+    fn user_apart(&self) -> Option<&str> {
+        let apart = self.plan.root_agent && !self.image.user.is_empty() && !self.is_windows();
+        apart.then_some(self.image.user.as_str())
     }
 
     fn is_windows(&self) -> bool {
@@ -286,6 +301,7 @@ impl Shared {
             self.upload_windows_agent(&container).await?;
         } else if upload {
             self.upload_agent(&container).await?;
+            self.upload_delivery(&container, &parts.plan.delivery).await?;
         }
         let name = &container;
         let started = self
@@ -381,23 +397,25 @@ impl Shared {
         if windows {
             windows::adapt(&mut host, parts.id);
         } else {
+            if agent.is_some() {
+                mounts.extend(parts.plan.delivery.iter().map(delivery::mount));
+            }
             mounts.extend(agent);
         }
         host.mounts.get_or_insert_default().append(&mut mounts);
         let (entrypoint, cmd) = if windows {
             (None, Some(parts.argv.clone()))
         } else {
-            (
-                Some(vec![agent::TARGET.to_owned(), "--init".to_owned(), "--".to_owned()]),
-                Some(parts.argv.clone()),
-            )
+            (Some(agent::command(parts.user_apart(), spec.standby.is_some())), Some(parts.argv.clone()))
         };
         Ok(ContainerCreateBody {
             image: Some(spec.image.clone()),
             env: Some(environment(parts, &exposed, self.config.run_as_init)),
             entrypoint,
             cmd: cmd.filter(|argv| !argv.is_empty()),
+            user: parts.user_apart().map(|_| ROOT.to_owned()),
             labels: Some(labels::for_create(parts.id, parts.plan, &parts.argv, made, &parts.image.labels)),
+            healthcheck: parts.plan.root_agent.then(no_checks),
             attach_stdout: Some(true),
             attach_stderr: Some(true),
             exposed_ports: Some(exposed).filter(|e| !e.is_empty()),
@@ -560,7 +578,7 @@ fn environment(parts: &Parts<'_>, exposed: &[String], run_as_init: bool) -> Vec<
         ours.push(("EXECD_INIT", "1".to_owned()));
     }
     if spec.egress.as_ref().is_some_and(|egress| egress.credential_proxy) {
-        ours.push((sidecar::TRANSPARENT, "true".to_owned()));
+        ours.push((enforcement::TRANSPARENT, "true".to_owned()));
     }
     // Without a token of ours none of the image's or the request's may count either.
     ours.push(("EXECD_ACCESS_TOKEN", parts.plan.agent_token.clone()));

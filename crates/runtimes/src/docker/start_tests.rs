@@ -32,6 +32,8 @@ fn plan(spec: Spec) -> StartPlan {
         created_at: Timestamp::clamped(1_893_456_000_000),
         agent_token: "agent-secret".into(),
         route_token: "route-secret".into(),
+        delivery: Vec::new(),
+        root_agent: false,
     }
 }
 
@@ -63,6 +65,23 @@ fn the_agent_is_the_first_process_and_the_entrypoint_its_argument() {
 }
 
 #[test]
+fn the_agent_is_root_where_it_has_to_be_and_runs_everything_as_the_images_user() {
+    let bench = bench(|_| {});
+    let image = |user: &str| Arc::new(ImageFacts { user: user.to_owned(), ..ImageFacts::default() });
+    let started = |root_agent: bool, user: &str| {
+        let plan = StartPlan { root_agent, ..plan(fixtures::spec()) };
+        let parts = Parts { image: image(user), ..parts(&plan) };
+        let body = bench.runtime.shared.body(&parts, &Made::default(), None, None).unwrap();
+        (body.user, body.entrypoint.unwrap().join(" "))
+    };
+    let plain = (None, "/opt/opensandbox/execd --init --".to_owned());
+    assert_eq!(started(false, "ann"), plain);
+    assert_eq!(started(true, ""), plain);
+    let apart = (Some("0:0".to_owned()), "/opt/opensandbox/execd --init --user=ann --".to_owned());
+    assert_eq!(started(true, "ann"), apart);
+}
+
+#[test]
 fn a_box_with_a_sidecar_has_no_ports_of_its_own() {
     let bench = bench(|_| {});
     let egress = Egress { policy: NetworkPolicy::default(), credential_proxy: true, env: vec![] };
@@ -74,7 +93,7 @@ fn a_box_with_a_sidecar_has_no_ports_of_its_own() {
     assert_eq!(host.network_mode.as_deref(), Some("container:abc"));
     assert_eq!((host.port_bindings, body.exposed_ports, body.networking_config), (None, None, None));
     assert_eq!(host.binds.unwrap(), [format!("opensandbox-runtime-{}:/opt/opensandbox:rw", parts.id)]);
-    assert!(body.env.unwrap().contains(&format!("{}=true", sidecar::TRANSPARENT)));
+    assert!(body.env.unwrap().contains(&format!("{}=true", crate::enforcement::TRANSPARENT)));
 }
 
 #[test]

@@ -31,9 +31,10 @@ impl Shared {
         if let Err(error) = self.read_ports().await {
             warn!(error = %error, "the ports of existing sandboxes cannot be read");
         }
-        let side_facts = self.side_facts.clone();
+        let (side_facts, assigned) = (self.side_facts.clone(), self.assigned.clone());
         let present = present.clone();
         let swept = tokio::task::spawn_blocking(move || {
+            assigned.sweep(&present);
             for id in nobodys(&side_facts, &present) {
                 if let Err(error) = side_facts.remove(id) {
                     warn!(sandbox = %id, error = %error, "side files of a sandbox that is gone stay");

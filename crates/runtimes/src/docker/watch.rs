@@ -305,6 +305,10 @@ impl Shared {
     ) {
         let Some((action, actor)) = event.action.as_deref().zip(event.actor.as_ref()) else { return };
         let Some(attributes) = &actor.attributes else { return };
+        let said = |key: &str| attributes.get(key).map_or("", String::as_str);
+        if !labels::are_genuine(attributes, said("name"), said("image")) {
+            return;
+        }
         let parsed = labels::parse(attributes);
         let sidecar = labels::sidecar_of(attributes).filter(|_| parsed.is_none());
         let Some(id) = parsed.as_ref().map(|parsed| parsed.id).or(sidecar) else { return };

@@ -145,8 +145,12 @@ impl Boxes {
             facts: facts_of_shim(&known.facts),
             condition: known.condition(),
             created_at: Timestamp::clamped(known.spec.created_at_ms),
-            started_at: known.state.started_at_ms.map(Timestamp::clamped),
-            since: known.since,
+            // A sandbox that was a warm box began with its assignment.
+            started_at: known.about.assigned_at_ms.or(known.state.started_at_ms).map(Timestamp::clamped),
+            since: known
+                .about
+                .assigned_at_ms
+                .map_or(known.since, |at| known.since.max(Timestamp::clamped(at))),
             address: known.spec.network.as_ref().map(|n| n.address.into()),
             exposure: Exposure::Address,
             agent_token: known.spec.access_token.clone(),

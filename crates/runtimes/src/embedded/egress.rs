@@ -18,10 +18,8 @@ use sandglass_sandbox::{
 use sandglass_shim::spec::{Bind, BoxSpec, EgressLimits, EgressSpec, NetworkSpec};
 
 use super::{Shared, network::Network};
-use crate::docker::UpstreamProxy;
+use crate::enforcement::{self, Decided, TOKEN, TRANSPARENT, UpstreamProxy};
 
-const TOKEN: &str = "OPENSANDBOX_EGRESS_TOKEN";
-const TRANSPARENT: &str = "OPENSANDBOX_EGRESS_MITMPROXY_TRANSPARENT";
 /// Where the enforcer finds the authority of the operator's proxy.
 const PROXY_AUTHORITY: &str = "/upstream-ca.pem";
 /// What the enforcer may see of the host, as far as it is there: the authorities that the host trusts (with what their links lead to), and
@@ -135,34 +133,21 @@ fn environment(
     egress: &Egress,
     network: &NetworkSpec,
 ) -> serde_json::Result<Vec<(String, String)>> {
-    let mut env: Vec<(&str, String)> = vec![
-        ("OPENSANDBOX_EGRESS_RULES", serde_json::to_string(&egress.policy)?),
-        ("OPENSANDBOX_EGRESS_MODE", "dns+nft".to_owned()),
-        (TOKEN, uuid::Uuid::new_v4().simple().to_string()),
-        ("OPENSANDBOX_EGRESS_SANDBOX_ID", id.to_string()),
-        // Only this machine reaches the enforcer's API, and what it sends there does not leave it.
-        ("OPENSANDBOX_EGRESS_CREDENTIAL_VAULT_TRUSTED_PROXY_CIDRS", "0.0.0.0/0".to_owned()),
-    ];
+    // Only this machine reaches the enforcer's API, and what it sends there does not leave it.
+    let trusted = "OPENSANDBOX_EGRESS_CREDENTIAL_VAULT_TRUSTED_PROXY_CIDRS";
+    let mut more = vec![(trusted, "0.0.0.0/0".to_owned())];
     if !network.dns.is_empty() {
         let servers: Vec<String> = network.dns.iter().map(ToString::to_string).collect();
-        env.push(("OPENSANDBOX_EGRESS_DNS_UPSTREAM", servers.join(",")));
+        more.push(("OPENSANDBOX_EGRESS_DNS_UPSTREAM", servers.join(",")));
     }
-    env.extend(config.otlp_endpoint.iter().map(|url| ("OTEL_EXPORTER_OTLP_ENDPOINT", url.clone())));
-    if let Some(proxy) = &config.upstream_proxy {
-        env.push(("OPENSANDBOX_EGRESS_UPSTREAM_PROXY", proxy.url.clone()));
-        let login = proxy.authorization.iter();
-        env.extend(login.map(|value| ("OPENSANDBOX_EGRESS_UPSTREAM_PROXY_AUTH", value.clone())));
-        if proxy.ca_cert_path.is_some() {
-            env.push(("OPENSANDBOX_EGRESS_MITMPROXY_UPSTREAM_EXTRA_CA", PROXY_AUTHORITY.to_owned()));
-        }
-    }
-    if egress.credential_proxy {
-        env.push((TRANSPARENT, "true".to_owned()));
-    }
-    // The caller adds, and never replaces what decides about the policy.
-    let asked = egress.env.iter().filter(|(name, _)| env.iter().all(|(ours, _)| ours != name));
-    let asked: Vec<(String, String)> = asked.cloned().collect();
-    Ok(env.into_iter().map(|(name, value)| (name.to_owned(), value)).chain(asked).collect())
+    let decided = Decided {
+        mode: "dns+nft",
+        token: &uuid::Uuid::new_v4().simple().to_string(),
+        otlp_endpoint: config.otlp_endpoint.as_deref(),
+        upstream_proxy: config.upstream_proxy.as_ref(),
+        proxy_authority: PROXY_AUTHORITY,
+    };
+    enforcement::environment(id, egress, decided, more)
 }
 
 #[cfg(test)]

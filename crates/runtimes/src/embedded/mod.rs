@@ -4,8 +4,10 @@
 //! time and finds them by their directories. Invariant: a directory is written (`spec.json`, `facts.json`) before its shim is started
 //! and removed after everything else of the box is gone.
 
+mod assign;
 mod attach;
 mod boxes;
+mod capture;
 mod control;
 mod disk;
 mod egress;
@@ -14,6 +16,7 @@ mod network;
 mod plan;
 mod records;
 mod runtime;
+mod subnet;
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -74,6 +77,7 @@ struct Shared {
     /// Ids whose directory is being filled or emptied right now; a full list skips them.
     busy: Mutex<HashSet<sandglass_sandbox::SandboxId>>,
     zygote: Mutex<Arc<Zygote>>,
+    /// Last, and thereby let go after the network: who gets the directory finds its subnet free.
     _lock: std::fs::File,
 }
 

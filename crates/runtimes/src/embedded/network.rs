@@ -18,7 +18,10 @@ use sandglass_shim::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::EmbeddedConfig;
+use super::{
+    EmbeddedConfig,
+    subnet::{self, Held},
+};
 
 /// Host ids of slot 0. Far above what distributions hand out to people, services and rootless containers.
 const FIRST_ID: u32 = 0x4000_0000;
@@ -37,6 +40,8 @@ struct Saved {
 #[derive(Debug)]
 pub(super) struct Network {
     subnet: Subnet,
+    /// Tests have none: they make no boxes.
+    _held: Option<Held>,
     prefix: String,
     mtu: u32,
     dns: Vec<IpAddr>,
@@ -50,7 +55,7 @@ struct Slots {
     next: u32,
 }
 
-fn failed(message: impl Into<String>) -> RuntimeError {
+pub(super) fn failed(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Failed, "network", message)
 }
 
@@ -58,16 +63,13 @@ impl Network {
     pub(super) fn open(config: &EmbeddedConfig) -> Result<Self, RuntimeError> {
         let file = config.state_dir.join("network.json");
         let saved = std::fs::read(&file).ok().and_then(|raw| serde_json::from_slice::<Saved>(&raw).ok());
-        let saved = match (saved, config.subnet) {
-            // Boxes of an earlier run keep their addresses, so an automatic choice is made once.
-            (Some(saved), wanted) if wanted.is_none() || wanted == Some(saved.subnet) => saved,
-            (_, wanted) => {
-                Saved { subnet: wanted.map_or_else(choose, Ok)?, prefix: prefix(&config.state_dir) }
-            }
-        };
-        if !(8..=28).contains(&saved.subnet.prefix_len) {
+        let held = hold(config, saved.as_ref().map(|saved| saved.subnet))?;
+        if !(8..=28).contains(&held.subnet.prefix_len) {
             return Err(failed("[embedded] subnet must have a prefix length between 8 and 28"));
         }
+        let kept = saved.filter(|saved| config.subnet.is_none() || saved.subnet == held.subnet);
+        let prefix = kept.map_or_else(|| prefix(&config.state_dir), |saved| saved.prefix);
+        let saved = Saved { subnet: held.subnet, prefix };
         let raw = serde_json::to_vec_pretty(&saved).map_err(|e| failed(e.to_string()))?;
         std::fs::write(&file, raw).map_err(|e| failed(format!("cannot write {}: {e}", file.display())))?;
         let limits = host_network::ensure(&saved.prefix, saved.subnet).map_err(|e| failed(describe(&e)))?;
@@ -79,6 +81,7 @@ impl Network {
         let (dns, search) = resolver(config);
         Ok(Self {
             subnet: saved.subnet,
+            _held: Some(held),
             prefix: saved.prefix,
             mtu: uplink_mtu(),
             dns,
@@ -151,7 +154,7 @@ impl Network {
     }
 }
 
-fn describe(e: &host_network::NetworkError) -> String {
+pub(super) fn describe(e: &host_network::NetworkError) -> String {
     format!("{e} (run `sandglass doctor` to see what this machine lacks)")
 }
 
@@ -162,14 +165,21 @@ fn prefix(state_dir: &Path) -> String {
     format!("sg{:02x}{:02x}", digest[0], digest[1])
 }
 
-fn choose() -> Result<Subnet, RuntimeError> {
-    let candidates: Vec<Subnet> = (201..=254)
-        .rev()
-        .map(|second| Subnet { address: Ipv4Addr::new(10, second, 0, 0), prefix_len: 16 })
-        .collect();
-    host_network::pick_free_subnet(&candidates)
-        .map_err(|e| failed(describe(&e)))?
-        .ok_or_else(|| failed("no free subnet among 10.201.0.0/16 to 10.254.0.0/16; set [embedded] subnet"))
+/// The subnet this server uses from now on, held against other servers.
+fn hold(config: &EmbeddedConfig, saved: Option<Subnet>) -> Result<Held, RuntimeError> {
+    if let Some(wanted) = config.subnet {
+        return subnet::keep(wanted, "set another [embedded] subnet");
+    }
+    // Boxes of an earlier run keep their addresses, so an automatic choice is made anew only while there are none.
+    let boxes =
+        std::fs::read_dir(config.state_dir.join("sandboxes")).is_ok_and(|mut all| all.next().is_some());
+    match saved {
+        Some(saved) if boxes => subnet::keep(
+            saved,
+            "start this server, whose sandboxes have addresses in it, before that one, which takes another if it has no sandboxes",
+        ),
+        _ => subnet::choose(saved, &subnet::candidates()),
+    }
 }
 
 fn resolver(config: &EmbeddedConfig) -> (Vec<IpAddr>, Vec<String>) {
@@ -214,6 +224,7 @@ mod tests {
         let subnet = Subnet { address: Ipv4Addr::new(10, 9, 0, 0), prefix_len };
         Network {
             subnet,
+            _held: None,
             prefix: "sgtest".into(),
             mtu: 1500,
             dns: vec![],

@@ -1,11 +1,14 @@
 //! From what is asked for and what the image says to the shim's `spec.json`, and back.
 
+use std::time::Duration;
+
 use sandglass_images::{Image, ImageConfig};
 use sandglass_sandbox::{
     SandboxId, Timestamp,
+    policy::Action,
     ports::{
         RuntimeErrorKind,
-        runtime::{RuntimeError, StartPlan},
+        runtime::{Delivery, RuntimeError, StartPlan},
     },
     spec::{Entrypoint, MutableFacts, Spec, Volume, VolumeSource},
 };
@@ -21,6 +24,9 @@ pub(super) struct About {
     pub spec: Spec,
     pub entrypoint: Vec<String>,
     pub image_id: String,
+    /// When a box that waited in a pool became this sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assigned_at_ms: Option<i64>,
 }
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -41,6 +47,7 @@ impl Shared {
             spec: plan.spec.clone(),
             entrypoint: entrypoint.clone(),
             image_id: image.id.as_str().to_owned(),
+            assigned_at_ms: None,
         };
         let limits = plan.spec.limits;
         let network = self.network.of_box(id, slot);
@@ -59,7 +66,13 @@ impl Shared {
                     .map(|(lower, target)| shim::Graft { lower: lower.clone(), target: target.clone() })
                     .collect(),
                 read_only: false,
-                volumes: plan.spec.volumes.iter().filter_map(bind).collect(),
+                volumes: plan
+                    .spec
+                    .volumes
+                    .iter()
+                    .filter_map(bind)
+                    .chain(plan.delivery.iter().map(delivered))
+                    .collect(),
             },
             network: Some(network),
             egress,
@@ -80,16 +93,32 @@ impl Shared {
                 agent_port: AGENT_PORT,
                 isolation: asks_for_sessions(&plan.spec),
                 lifecycle: hooks(&plan.spec)?,
+                standby: plan.spec.standby.is_some(),
             },
             hostname,
             access_token: plan.agent_token.clone(),
             route_token: plan.route_token.clone(),
-            expiry_grace_ms: u64::try_from(self.config.expiry_grace.as_millis()).unwrap_or(u64::MAX),
+            expiry_grace_ms: backstop(&plan.spec, self.config.expiry_grace),
             about: serde_json::to_value(about)
                 .map_err(|e| RuntimeError::new(RuntimeErrorKind::Failed, "spec", e.to_string()))?,
         })
     }
 }
+
+/// How long after its expiry a box goes by itself, in milliseconds. One that is frozen then, or copied first, must not.
+fn backstop(spec: &Spec, grace: Duration) -> u64 {
+    let beyond = match spec.policies.as_ref().map(|policies| policies.on_expire) {
+        None | Some(Action::Terminate) => Duration::ZERO,
+        Some(Action::Snapshot) => COPIED_FIRST,
+        Some(Action::Pause) => FROZEN,
+    };
+    u64::try_from(grace.saturating_add(beyond).as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The longest that the snapshot of a box may take whose time is over.
+const COPIED_FIRST: Duration = Duration::from_secs(3600);
+/// What is frozen stays until somebody wants it or removes it.
+const FROZEN: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Whether the box is to have isolated sessions: the extension that asks for them on every runtime.
 fn asks_for_sessions(spec: &Spec) -> bool {
@@ -97,7 +126,7 @@ fn asks_for_sessions(spec: &Spec) -> bool {
 }
 
 /// As the agent reads them.
-fn hooks(spec: &Spec) -> Result<serde_json::Value, RuntimeError> {
+pub(super) fn hooks(spec: &Spec) -> Result<serde_json::Value, RuntimeError> {
     if spec.hooks.is_empty() {
         return Ok(serde_json::Value::Null);
     }
@@ -111,12 +140,20 @@ fn bind(volume: &Volume) -> Option<shim::Bind> {
     Some(shim::Bind { source: path.clone(), target: volume.target.clone(), read_only: volume.read_only })
 }
 
+fn delivered(delivery: &Delivery) -> shim::Bind {
+    shim::Bind {
+        source: delivery.source.clone(),
+        target: delivery.target.clone(),
+        read_only: delivery.read_only,
+    }
+}
+
 fn non_empty(text: &str, default: &str) -> String {
     if text.is_empty() { default.to_owned() } else { text.to_owned() }
 }
 
 /// What runs beside the agent: the request's argument vector replaces both of the image's.
-fn entrypoint(wanted: &Entrypoint, image: &ImageConfig) -> Result<Vec<String>, RuntimeError> {
+pub(super) fn entrypoint(wanted: &Entrypoint, image: &ImageConfig) -> Result<Vec<String>, RuntimeError> {
     match wanted {
         Entrypoint::Command(argv) => Ok(argv.clone()),
         Entrypoint::AgentOnly => Ok(Vec::new()),
@@ -138,6 +175,23 @@ fn environment(id: SandboxId, hostname: &str, image: &ImageConfig, spec: &Spec) 
     let ours = [("OPENSANDBOX_ID".to_owned(), id.to_string())];
     let mut merged: Vec<(String, String)> = Vec::new();
     for (name, value) in defaults.iter().chain(&image.env).chain(&spec.env).chain(&ours) {
+        match merged.iter_mut().find(|(known, _)| known == name) {
+            Some(slot) => slot.1.clone_from(value),
+            None => merged.push((name.clone(), value.clone())),
+        }
+    }
+    merged
+}
+
+/// The environment of a box that waited, overlaid by that of the request.
+pub(super) fn overlaid(
+    waited: &[(String, String)],
+    asked: &[(String, String)],
+    id: &str,
+) -> Vec<(String, String)> {
+    let ours = [("OPENSANDBOX_ID".to_owned(), id.to_owned())];
+    let mut merged = waited.to_vec();
+    for (name, value) in asked.iter().chain(&ours) {
         match merged.iter_mut().find(|(known, _)| known == name) {
             Some(slot) => slot.1.clone_from(value),
             None => merged.push((name.clone(), value.clone())),
@@ -184,6 +238,19 @@ mod tests {
         assert!(entrypoint(&Entrypoint::AgentOnly, &config).unwrap().is_empty());
         let empty = entrypoint(&Entrypoint::Image, &ImageConfig::default()).unwrap_err();
         assert_eq!(empty.kind, RuntimeErrorKind::Invalid);
+    }
+
+    #[test]
+    fn a_box_that_waited_gets_the_environment_of_one_that_did_not() {
+        let id = SandboxId::random();
+        let config = image(&[("PATH", "/image"), ("A", "image")]);
+        let asked = spec(Entrypoint::AgentOnly, &[("A", "asked"), ("B", "b"), ("OPENSANDBOX_ID", "x")]);
+        let waited = environment(id, "h", &config, &spec(Entrypoint::AgentOnly, &[]));
+        let mut late = overlaid(&waited, &asked.env, &id.to_string());
+        let mut early = environment(id, "h", &config, &asked);
+        late.sort();
+        early.sort();
+        assert_eq!(late, early);
     }
 
     #[test]

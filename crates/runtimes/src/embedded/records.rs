@@ -41,6 +41,11 @@ pub(super) fn read_spec(dir: &Path) -> io::Result<BoxSpec> {
     read(dir, "spec.json")
 }
 
+/// Replaces the specification of a box that waited in a pool.
+pub(super) fn write_spec(dir: &Path, spec: &BoxSpec) -> io::Result<()> {
+    replace(dir, "spec.json", spec)
+}
+
 pub(super) fn write_facts(dir: &Path, facts: &MutableFacts) -> io::Result<()> {
     replace(dir, "facts.json", facts)
 }

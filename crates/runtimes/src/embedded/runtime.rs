@@ -91,7 +91,7 @@ impl Drop for Busy<'_> {
 }
 
 impl Shared {
-    async fn find_image(self: &Arc<Self>, reference: &str) -> Result<Option<Image>, RuntimeError> {
+    pub(super) async fn find_image(self: &Arc<Self>, reference: &str) -> Result<Option<Image>, RuntimeError> {
         if reference == HOST_IMAGE {
             if !self.config.host_image {
                 let message = "the `host` image is offered only by servers that listen on a loopback address; see [embedded] host_image";
@@ -233,7 +233,7 @@ impl Shared {
         Ok(answer)
     }
 
-    async fn freeze(
+    pub(super) async fn freeze(
         &self,
         id: SandboxId,
         request: Request,
@@ -291,6 +291,8 @@ impl Runtime for EmbeddedRuntime {
             named_volumes: false,
             object_store_volumes: false,
             foreign_platforms: false,
+            sockets: true,
+            standby: true,
         }
     }
 
@@ -350,6 +352,15 @@ impl Runtime for EmbeddedRuntime {
             shared.clear(id).await?;
         }
         shared.make(id, plan).await
+    }
+
+    async fn assign(&self, id: SandboxId, plan: &StartPlan) -> Result<Observation, RuntimeError> {
+        self.shared.assign(id, plan).await
+    }
+
+    async fn image_identity(&self, image: &str) -> Result<String, RuntimeError> {
+        let found = self.shared.find_image(image).await?;
+        Ok(found.map(|image| image.id.as_str().to_owned()).unwrap_or_default())
     }
 
     async fn pause(&self, id: SandboxId) -> Result<Observation, RuntimeError> {

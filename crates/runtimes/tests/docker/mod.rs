@@ -38,6 +38,8 @@ fn plan(engine: &Engine) -> StartPlan {
         created_at: SystemClock.now(),
         agent_token: "t".into(),
         route_token: "r".into(),
+        delivery: Vec::new(),
+        root_agent: false,
     }
 }
 

@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::boot::Failure;
 use crate::{
-    ids::SandboxId,
+    ids::{ImageBuildId, SandboxId},
+    pool::Origin,
     ports::runtime::RuntimeError,
     spec::{MutableFacts, Spec},
     time::Timestamp,
@@ -53,6 +55,9 @@ pub struct Create {
     /// The request came with registry credentials. They are not stored, so a restarted server cannot repeat the pull.
     pub had_credentials: bool,
     pub progress: Progress,
+    /// Set when the request named a pool. The id of a warm box is that of its sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
 }
 
 /// How far a create has come.
@@ -61,13 +66,30 @@ pub struct Create {
 pub enum Progress {
     /// Written down; nothing done yet.
     Accepted,
+    /// The remotes are asked for commits, and the image is looked for.
+    Resolving,
+    /// Another build has its turn first.
+    #[serde(rename_all = "camelCase")]
+    Queued { build: ImageBuildId },
+    /// The image is being built.
+    #[serde(rename_all = "camelCase")]
+    Building { build: ImageBuildId },
     /// The image is being fetched or unpacked.
     Preparing,
     /// The runtime is making the box.
     Starting,
     /// It cannot be made. Kept until deleted or expired, so that whoever asks learns why.
     #[serde(rename_all = "camelCase")]
-    Failed { error: StoredError, at: Timestamp },
+    Failed {
+        error: StoredError,
+        at: Timestamp,
+        /// What there is to say beyond the error, of a sandbox that is made from a repository.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        failure: Option<Box<Failure>>,
+        /// What is left of the box stays until then, for diagnosis.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        keep_until: Option<Timestamp>,
+    },
 }
 
 /// A [`RuntimeError`] as the store keeps it.
@@ -93,6 +115,8 @@ pub enum RemoveReason {
     UserDelete,
     /// Its time is over.
     Expired,
+    /// Nobody used it for as long as its policy says.
+    Idle,
     /// The create was answered with an error, so nothing may be left of it.
     CreateFailed,
 }
@@ -103,6 +127,7 @@ impl RemoveReason {
         match self {
             Self::UserDelete => "user_delete",
             Self::Expired => "ttl_expiry",
+            Self::Idle => "idle_timeout",
             Self::CreateFailed => "create_failed",
         }
     }

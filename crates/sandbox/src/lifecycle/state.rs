@@ -1,6 +1,10 @@
 //! The public state, computed from intent and observation; never stored.
 
-use super::intent::{Intent, Operation, Progress, RemoveReason};
+use super::{
+    boot::{AgentFacts, Link},
+    intent::{Create, Intent, Operation, Progress, RemoveReason},
+    step::ended,
+};
 use crate::{
     ports::runtime::{Condition, ExitCause, Observation},
     time::Timestamp,
@@ -61,14 +65,18 @@ impl State {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     pub state: State,
-    /// Upper-case word, stable.
+    /// A word, stable: in upper case, or in lower case of a sandbox that is made from a repository.
     pub reason: &'static str,
     pub message: Option<String>,
     pub since: Timestamp,
 }
 
 /// Derives the public status. `None` when neither an intent nor a box exists: there is no such sandbox.
-pub fn compute(intent: Option<&Intent>, observed: Option<&Observation>) -> Option<Status> {
+pub fn compute(
+    intent: Option<&Intent>,
+    observed: Option<&Observation>,
+    agent: Option<&AgentFacts>,
+) -> Option<Status> {
     let status = |state, reason, message: Option<String>, since| Status { state, reason, message, since };
     match (intent, observed) {
         (None, None) => None,
@@ -81,10 +89,16 @@ pub fn compute(intent: Option<&Intent>, observed: Option<&Observation>) -> Optio
             let word = match reason {
                 RemoveReason::UserDelete => "USER_DELETE",
                 RemoveReason::Expired => "TTL_EXPIRY",
+                RemoveReason::Idle => "IDLE_TIMEOUT",
                 RemoveReason::CreateFailed => "CREATE_FAILED",
             };
             let message = last_error.as_ref().map(|e| format!("removal failed and will be tried again: {e}"));
             Some(status(State::Stopping, word, message, *accepted_at))
+        }
+        (Some(Intent { operation: Operation::Create(create), accepted_at, .. }), observed)
+            if create.spec.source.is_some() =>
+        {
+            Some(making(create, *accepted_at, observed, agent))
         }
         (Some(Intent { operation: Operation::Create(create), accepted_at, .. }), observed) => {
             let failed = matches!(create.progress, Progress::Failed { .. });
@@ -95,9 +109,12 @@ pub fn compute(intent: Option<&Intent>, observed: Option<&Observation>) -> Optio
             }
             Some(match &create.progress {
                 Progress::Accepted => status(State::Pending, "ACCEPTED", None, *accepted_at),
-                Progress::Preparing => status(State::Pending, "PREPARING_IMAGE", None, *accepted_at),
+                Progress::Preparing
+                | Progress::Resolving
+                | Progress::Queued { .. }
+                | Progress::Building { .. } => status(State::Pending, "PREPARING_IMAGE", None, *accepted_at),
                 Progress::Starting => status(State::Pending, "STARTING", None, *accepted_at),
-                Progress::Failed { error, at } => status(
+                Progress::Failed { error, at, .. } => status(
                     State::Failed,
                     "CREATE_FAILED",
                     Some(format!("failed in phase {}: {}", error.phase, error.message)),
@@ -106,7 +123,7 @@ pub fn compute(intent: Option<&Intent>, observed: Option<&Observation>) -> Optio
             })
         }
         (Some(intent), Some(observed)) => {
-            let now = of_box(observed);
+            let now = of_agent(observed, agent);
             Some(match (&intent.operation, now.state) {
                 (Operation::Pause, State::Running) => {
                     status(State::Pausing, "PAUSING", None, intent.accepted_at)
@@ -124,8 +141,77 @@ pub fn compute(intent: Option<&Intent>, observed: Option<&Observation>) -> Optio
             Some("the box disappeared while an operation was in flight".into()),
             intent.accepted_at,
         )),
-        (None, Some(observed)) => Some(of_box(observed)),
+        (None, Some(observed)) => Some(of_agent(observed, agent)),
     }
+}
+
+/// A create from a repository that is not closed: in the words of its steps.
+fn making(
+    create: &Create,
+    accepted_at: Timestamp,
+    observed: Option<&Observation>,
+    agent: Option<&AgentFacts>,
+) -> Status {
+    let status = |state, reason, message: Option<String>, since| Status { state, reason, message, since };
+    if let Progress::Failed { error, at, failure, .. } = &create.progress {
+        return match failure {
+            Some(failure) => status(State::Failed, failure.reason.word(), Some(failure.in_words()), *at),
+            None => {
+                let message = format!("failed in phase {}: {}", error.phase, error.message);
+                status(State::Failed, "container_create_failed", Some(message), *at)
+            }
+        };
+    }
+    if let Some(observed) = observed.filter(|o| !matches!(o.condition, Condition::Starting)) {
+        let seen = of_agent(observed, agent);
+        return match &observed.condition {
+            // Until the create is given up, which waits for the agent's last words.
+            Condition::Exited(exit) if seen.state == State::Failed => {
+                Status { message: Some(ended(exit, agent).in_words()), ..seen }
+            }
+            _ => seen,
+        };
+    }
+    let (reason, message) = match &create.progress {
+        Progress::Accepted | Progress::Failed { .. } => ("accepted", None),
+        Progress::Resolving => ("image_resolving", None),
+        Progress::Queued { build } => ("image_build_queued", Some(format!("waits for image build {build}"))),
+        Progress::Building { build } => ("image_building", Some(format!("waits for image build {build}"))),
+        Progress::Preparing => ("image_pulling", None),
+        Progress::Starting => ("container_creating", None),
+    };
+    let detour = || create.spec.source.as_ref().and_then(|source| source.detour());
+    status(State::Pending, reason, message.or_else(detour), accepted_at)
+}
+
+/// A box that exists, in the light of what its agent told. Without an agent whose word is needed, the box alone counts.
+fn of_agent(observed: &Observation, agent: Option<&AgentFacts>) -> Status {
+    let seen = of_box(observed);
+    match (observed.spec.source.is_some(), seen.state) {
+        (true, State::Running) => {}
+        (true, State::Failed) => return Status { reason: "runtime_error", ..seen },
+        _ => return seen,
+    }
+    let Some(agent) = agent else {
+        return Status { state: State::Pending, reason: "agent_connecting", ..seen };
+    };
+    let (state, reason, message) = match (agent.ready_at, agent.link, agent.complaint()) {
+        (None, Link::Expected, _) => (State::Pending, "agent_connecting", None),
+        (None, Link::Attached | Link::Unresponsive, _) => {
+            let message = agent.phase.as_ref().map(|phase| match &phase.step {
+                Some(step) => format!("{} of {step}", phase.name),
+                None => phase.name.clone(),
+            });
+            (State::Pending, "booting", message)
+        }
+        (Some(_), Link::Unresponsive, _) => {
+            (State::Running, "unresponsive", Some("the agent has not been heard of for too long".to_owned()))
+        }
+        (Some(_), _, Some(complaint)) => (State::Running, "degraded", Some(complaint)),
+        (Some(_), _, None) => (State::Running, "ready", None),
+    };
+    let message = message.or_else(|| observed.spec.source.as_ref()?.detour());
+    Status { state, reason, message, since: agent.since.max(seen.since) }
 }
 
 fn of_box(observed: &Observation) -> Status {

@@ -61,6 +61,7 @@ fn conditions() -> Vec<(&'static str, Option<Observation>)> {
 
 fn create(progress: Progress) -> Operation {
     Operation::Create(Box::new(Create {
+        origin: None,
         spec: spec(),
         facts: MutableFacts::default(),
         agent_token: String::new(),
@@ -78,7 +79,7 @@ fn operations() -> Vec<(&'static str, Operation)> {
         ("accepted", create(Progress::Accepted)),
         ("preparing", create(Progress::Preparing)),
         ("making", create(Progress::Starting)),
-        ("failed", create(Progress::Failed { error, at: at(3) })),
+        ("failed", create(Progress::Failed { error, at: at(3), failure: None, keep_until: None })),
         ("pause", Operation::Pause),
         ("resume", Operation::Resume),
         ("remove", remove(None)),
@@ -121,7 +122,7 @@ fn word(step: Step) -> String {
 
 #[test]
 fn what_happens_next_before_the_deadline() {
-    let text = table(|i, o| word(next(i, o, false, at(NOW))), NOW + 9);
+    let text = table(|i, o| word(next(i, o, None, false, at(NOW))), NOW + 9);
     assert_eq!(
         text,
         "\
@@ -140,7 +141,7 @@ retry: none=Wait(7) starting=Wait(7) running=Wait(7) paused=Wait(7) exit0=Wait(7
 
 #[test]
 fn what_happens_next_after_the_deadline() {
-    let text = table(|i, o| word(next(i, o, false, at(NOW))), NOW - 1);
+    let text = table(|i, o| word(next(i, o, None, false, at(NOW))), NOW - 1);
     assert_eq!(
         text,
         "\
@@ -160,7 +161,7 @@ retry: none=Wait(7) starting=Wait(7) running=Wait(7) paused=Wait(7) exit0=Wait(7
 #[test]
 fn what_clients_see() {
     let text = table(
-        |i, o| compute(i, o).map_or("-".into(), |s| format!("{}/{}", s.state.word(), s.reason)),
+        |i, o| compute(i, o, None).map_or("-".into(), |s| format!("{}/{}", s.state.word(), s.reason)),
         NOW + 9,
     );
     assert_eq!(
@@ -186,6 +187,6 @@ fn credentials_are_not_repeated_after_a_restart() {
         create.had_credentials = true;
     }
     let wanted = intent(operation, NOW + 9);
-    assert_eq!(next(Some(&wanted), None, true, at(NOW)), Step::Prepare);
-    assert!(matches!(next(Some(&wanted), None, false, at(NOW)), Step::FailCreate(_)));
+    assert_eq!(next(Some(&wanted), None, None, true, at(NOW)), Step::Prepare);
+    assert!(matches!(next(Some(&wanted), None, None, false, at(NOW)), Step::FailCreate(_)));
 }

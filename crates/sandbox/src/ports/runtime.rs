@@ -3,7 +3,7 @@
 //! Backends report facts ([`Observation`]), never lifecycle states; the control plane composes states from intents and
 //! observations. Every method is keyed by our id and idempotent.
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
@@ -80,6 +80,10 @@ pub struct Capabilities {
     pub object_store_volumes: bool,
     /// Boxes of another architecture or operating system than the server's.
     pub foreign_platforms: bool,
+    /// Folders of this machine with sockets in them can be shown in a box, see [`Delivery`].
+    pub sockets: bool,
+    /// Boxes can be started ahead and be told later whose they are, see [`Runtime::assign`].
+    pub standby: bool,
 }
 
 /// How a box ended.
@@ -167,6 +171,23 @@ pub struct StartPlan {
     pub created_at: Timestamp,
     pub agent_token: String,
     pub route_token: String,
+    /// What the box finds in its file system beside the image's files.
+    pub delivery: Vec<Delivery>,
+    /// The agent itself runs as root also where the image names another user: to read what was delivered, or to build. What it runs is the
+    /// image's user all the same.
+    pub root_agent: bool,
+}
+
+/// A file or folder of the server's machine, shown in one box and in no other for as long as the box exists.
+///
+/// What root owns outside is root's inside, with the same mode. A folder shows what the server makes in it later, sockets included;
+/// without [`Capabilities::sockets`] there are only files, as they are when the box is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivery {
+    pub source: PathBuf,
+    /// Absolute.
+    pub target: PathBuf,
+    pub read_only: bool,
 }
 
 /// One event in a box's own history, recorded by whoever supervises it.
@@ -233,12 +254,24 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// Makes and starts the box and returns once its agent answers. An existing box of that id is success;
     /// leftovers of an interrupted attempt are removed first. On failure nothing is left.
+    /// A specification with a [`Standby`](crate::pool::Standby) mark makes a box whose agent starts nothing and answers nobody until it is
+    /// [assigned](Runtime::assign).
     async fn start(
         &self,
         id: SandboxId,
         plan: &StartPlan,
         secrets: &Secrets,
     ) -> Result<Observation, RuntimeError>;
+
+    /// Makes the sandbox of `plan` out of a box of the same id that was started with a [`Standby`](crate::pool::Standby) mark, and returns
+    /// when its entrypoint was started. Image, limits, network and volumes of the box stay; entrypoint, environment, hooks, tokens and
+    /// facts become those of the plan. To be repeated with the same plan after a crash at any point; a box that was assigned is success.
+    /// `NotFound` without such a box. After another failure the box is of no use to anybody and is to be removed.
+    async fn assign(&self, id: SandboxId, plan: &StartPlan) -> Result<Observation, RuntimeError>;
+
+    /// What the reference of an image that is present stands for now: a text that differs when the content does. Empty when the runtime
+    /// cannot tell or the image is absent.
+    async fn image_identity(&self, image: &str) -> Result<String, RuntimeError>;
 
     /// Freezes every process of the box. Already paused is success; an absent box is `NotFound`.
     async fn pause(&self, id: SandboxId) -> Result<Observation, RuntimeError>;

@@ -4,8 +4,11 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    breaker::Breaker,
     ids::{SandboxId, SnapshotId},
     lifecycle::intent::Intent,
+    policy::Usage,
+    pool::Pool,
     snapshot::{SnapshotRecord, SnapshotState},
     time::Timestamp,
 };
@@ -53,6 +56,20 @@ pub struct HistoryBounds {
     pub last: u64,
 }
 
+/// A sandbox of which nothing is left but its history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndedSandbox {
+    pub sandbox_id: SandboxId,
+    /// When it was gone.
+    pub at: Timestamp,
+    /// Why, as its last line says.
+    pub reason: String,
+    /// The tenant it belonged to.
+    pub owner: Option<String>,
+    /// How it looked, as written when it failed and before it went; oldest first, at least one.
+    pub records: Vec<String>,
+}
+
 /// Which snapshots to list. Filters are joined by AND, states by OR; an empty list of states means all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SnapshotFilter {
@@ -77,6 +94,22 @@ pub enum Claim {
     Claimed,
     /// The key already stands for this record.
     Taken(IdempotencyRecord),
+}
+
+/// What is kept of a sandbox's agent over a restart of the server.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentRecord {
+    pub sandbox_id: SandboxId,
+    /// Opaque to the store. Holds no secret: of a token its digest.
+    pub body: serde_json::Value,
+}
+
+/// What is kept of the kind of sandboxes that a breaker is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BreakerRecord {
+    /// Counts the writes; every write is conditional on it.
+    pub version: u64,
+    pub breaker: Breaker,
 }
 
 /// Intents, idempotency keys and history.
@@ -134,6 +167,52 @@ pub trait Store: Send + Sync + 'static {
 
     /// The kept part of a sandbox's history; `None` when nothing is known of such a sandbox.
     async fn history_bounds(&self, id: SandboxId) -> Result<Option<HistoryBounds>, StoreError>;
+
+    /// Sandboxes that ended at or after `since`, newest first: all of them up to a bound of the store's, or one.
+    async fn ended(&self, since: Timestamp, id: Option<SandboxId>) -> Result<Vec<EndedSandbox>, StoreError>;
+
+    /// What is kept of every agent.
+    async fn agents(&self) -> Result<Vec<AgentRecord>, StoreError>;
+
+    /// Inserts or replaces what is kept of an agent and appends what it told, in one transaction: an event that was acknowledged is
+    /// written, and one that is written is acknowledged.
+    async fn save_agent(&self, record: &AgentRecord, events: &[EventRecord]) -> Result<(), StoreError>;
+
+    /// Forgets an agent. Absent is success.
+    async fn forget_agent(&self, id: SandboxId) -> Result<(), StoreError>;
+
+    /// What is kept of the use of every sandbox that has policies.
+    async fn usages(&self) -> Result<Vec<(SandboxId, Usage)>, StoreError>;
+
+    /// Inserts or replaces what is kept of the use of a sandbox.
+    async fn save_usage(&self, id: SandboxId, usage: &Usage) -> Result<(), StoreError>;
+
+    /// Forgets the use of a sandbox. Absent is success.
+    async fn forget_usage(&self, id: SandboxId) -> Result<(), StoreError>;
+
+    /// The breaker of a kind of sandboxes; `None` when nothing is known of it.
+    async fn breaker(&self, key: &str) -> Result<Option<BreakerRecord>, StoreError>;
+
+    /// Replaces a breaker if its version is still `expected` (`None`: if there is none). [`Store::prune`] forgets what was not written since.
+    async fn save_breaker(
+        &self,
+        key: &str,
+        expected: Option<u64>,
+        breaker: &Breaker,
+        at: Timestamp,
+    ) -> Result<Advance, StoreError>;
+
+    /// Every pool, by name.
+    async fn pools(&self) -> Result<Vec<Pool>, StoreError>;
+
+    /// Inserts a pool; `Lost` when the name is taken.
+    async fn insert_pool(&self, pool: &Pool) -> Result<Advance, StoreError>;
+
+    /// Replaces the pool of that name; `Lost` when there is none.
+    async fn replace_pool(&self, pool: &Pool) -> Result<Advance, StoreError>;
+
+    /// Removes a pool; `Lost` when there is none.
+    async fn delete_pool(&self, name: &str) -> Result<Advance, StoreError>;
 
     /// Inserts a snapshot.
     async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), StoreError>;

@@ -60,6 +60,20 @@ impl Default for DockerConfig {
 }
 
 impl DockerConfig {
+    /// Whether sandboxes are confined further than by default: a profile is named, or they have fewer capabilities or processes.
+    #[must_use]
+    pub fn confines_further(&self) -> bool {
+        let usual = Self::default();
+        let bare = |name: &str| name.to_ascii_uppercase().trim_start_matches("CAP_").to_owned();
+        let drops = |name: &String| usual.drop_capabilities.iter().any(|known| bare(known) == bare(name));
+        self.apparmor_profile.is_some()
+            || self.seccomp_profile.is_some()
+            || self.pids_limit < usual.pids_limit
+            || !self.drop_capabilities.iter().all(drops)
+    }
+}
+
+impl DockerConfig {
     pub(super) fn keys(&mut self, section: &mut Section<'_, '_>) {
         self.network_keys(section);
         section.key(

@@ -86,7 +86,7 @@ impl EmbeddedConfig {
             "subnet",
             rules::subnet(),
             &mut self.subnet,
-            "Addresses of the sandboxes. `auto` picks a free network at the first start and keeps it.",
+            "Addresses of the sandboxes. `auto` picks a free network at the first start and keeps it; another is taken only while there are no sandboxes and if it is no longer free. A configured network that overlaps the one of another running server is refused.",
         );
         section.key(
             "endpoints",

@@ -6,6 +6,7 @@
 //! would be invisible to the operator.
 
 mod agent_sandbox;
+mod builds;
 pub mod check;
 mod choice;
 mod docker;
@@ -34,8 +35,11 @@ mod storage;
 mod store;
 mod tenants;
 mod values;
+mod webhooks;
+mod workspaces;
 
 pub use agent_sandbox::{AgentSandboxConfig, ShutdownPolicy};
+pub use builds::{BuildsConfig, EngineBuilder};
 pub use choice::Choice;
 pub use docker::DockerConfig;
 pub use egress::{EgressConfig, EgressMode, UpstreamProxyConfig};
@@ -60,6 +64,8 @@ pub use storage::StorageConfig;
 pub use store::{PostgresConfig, StoreConfig, StoreKind};
 pub use tenants::{TenantProvider, TenantsConfig};
 pub use values::{ByteSize, Endpoint, Ipv4Subnet, Quantity, Secret, SubnetChoice};
+pub use webhooks::WebhooksConfig;
+pub use workspaces::WorkspacesConfig;
 
 use reader::Reader;
 
@@ -75,6 +81,7 @@ pub struct Config {
     pub runtime: RuntimeConfig,
     pub docker: DockerConfig,
     pub embedded: EmbeddedConfig,
+    pub builds: BuildsConfig,
     pub storage: StorageConfig,
     pub store: StoreConfig,
     pub egress: EgressConfig,
@@ -86,6 +93,8 @@ pub struct Config {
     pub tenants: Option<TenantsConfig>,
     pub kubernetes: KubernetesConfig,
     pub agent_sandbox: AgentSandboxConfig,
+    pub workspaces: WorkspacesConfig,
+    pub webhooks: WebhooksConfig,
 }
 
 impl Config {
@@ -114,6 +123,19 @@ impl Config {
             "Sandglass's own runtime: sandboxes straight from the kernel, no daemon.",
             &mut self.embedded,
             EmbeddedConfig::keys,
+        );
+        reader.section("builds", "Images from repositories.", &mut self.builds, BuildsConfig::keys);
+        reader.section(
+            "workspaces",
+            "Sandboxes that are made from repositories.",
+            &mut self.workspaces,
+            WorkspacesConfig::keys,
+        );
+        reader.section(
+            "webhooks",
+            "Events that are sent to receivers.",
+            &mut self.webhooks,
+            WebhooksConfig::keys,
         );
         reader.section("storage", "What requests may mount.", &mut self.storage, StorageConfig::keys);
         reader.section("store", "The server's own database.", &mut self.store, StoreConfig::keys);

@@ -7,25 +7,29 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use sandglass_sandbox::{
     SandboxId, Timestamp,
     lifecycle::{
+        boot::Reason,
         intent::{Create, Intent, Operation, Progress, RemoveReason, StoredError},
         request::{Refused, Request, Verdict, ask},
         state::State,
     },
+    pool::Origin,
     ports::{
         RuntimeErrorKind, StoreError,
         runtime::RuntimeError,
         store::{Advance, Claim, IdempotencyRecord},
     },
+    source::BuildPolicy,
     spec::{MutableFacts, Secrets, Spec},
 };
 use tracing::{info, warn};
 
-use super::{Engine, history::REMOVED, index::Entry};
+use super::{Engine, history::RENEWED, index::Entry, pools::Claimed};
+use crate::workspace::Confidential;
 
 /// Times a lost compare-and-swap is tried again before giving up: about five seconds.
 const ATTEMPTS: u32 = 250;
 /// Pause before the next try. The driver that won the race shows its result in the index within this time.
-const AFTER_LOST_RACE: Duration = Duration::from_millis(20);
+pub(super) const AFTER_LOST_RACE: Duration = Duration::from_millis(20);
 
 /// Why a request about a sandbox was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -50,12 +54,31 @@ pub enum EngineError {
     TooMany(usize),
     #[error("the snapshot was removed or is not ready any more")]
     SnapshotNotReady,
+    #[error("this server makes no sandboxes from repositories")]
+    NoRepositories,
+    #[error("no image of this repository fits, and the request forbids to build one")]
+    NotCached,
+    #[error(
+        "sandboxes from this repository did not become ready of late; the next attempt makes sense in {} s",
+        .0.as_secs().max(1)
+    )]
+    CircuitOpen(Duration),
     #[error("the sandbox is changing too fast; try again")]
     Contended,
+    #[error(transparent)]
+    Pool(#[from] super::pools::PoolError),
     #[error(transparent)]
     Snapshot(#[from] super::snapshots::SnapshotError),
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// What opens a box, at random.
+pub(super) fn token() -> String {
+    let mut raw = [0u8; 24];
+    raw[..16].copy_from_slice(uuid::Uuid::new_v4().as_bytes());
+    raw[16..].copy_from_slice(&uuid::Uuid::new_v4().as_bytes()[..8]);
+    URL_SAFE_NO_PAD.encode(raw)
 }
 
 /// An accepted create request.
@@ -66,6 +89,17 @@ pub struct NewSandbox {
     pub secrets: Secrets,
     /// The `Idempotency-Key` and a digest of the request it came with.
     pub key: Option<(String, String)>,
+    /// The pool whose box it takes, if one fits.
+    pub pool: Option<String>,
+    /// What a create from a repository brought along that is not to be stored.
+    pub confidential: Confidential,
+}
+
+/// What came of writing a create down.
+enum Accepted {
+    New,
+    /// Its key stands for a create that was accepted before.
+    Before(Box<Entry>),
 }
 
 impl Engine {
@@ -79,12 +113,45 @@ impl Engine {
         {
             return self.repeat(&taken, fingerprint);
         }
+        let (claimed, origin) = match &new.pool {
+            Some(pool) => {
+                let (claimed, origin) = self.claim(pool, &new.spec)?;
+                (claimed, Some(origin))
+            }
+            None => (None, None),
+        };
         let max = self.settings.max_sandboxes;
-        if max > 0 && self.index.len() >= max {
+        if max > 0 && self.index.len() + self.pools.held() >= max {
             return Err(EngineError::TooMany(max));
         }
-        let id = SandboxId::random();
-        let intent = self.create_intent(id, &new, now)?;
+        let id = claimed.as_ref().map_or_else(SandboxId::random, Claimed::id);
+        let intent = self.create_intent(id, &new, origin, now)?;
+        self.try_kind(id, &new.spec).await?;
+        let spec = new.spec.clone();
+        let accepted = self.accept(id, new, intent, claimed).await;
+        if !matches!(accepted, Ok(Accepted::New)) {
+            self.kind_withdrawn(id, &spec).await;
+        }
+        match accepted? {
+            Accepted::New => self.await_creation(id).await,
+            Accepted::Before(entry) => Ok(*entry),
+        }
+    }
+
+    /// Writes the create down and has it begun.
+    async fn accept(
+        self: &Arc<Self>,
+        id: SandboxId,
+        new: NewSandbox,
+        intent: Intent,
+        mut claimed: Option<Claimed>,
+    ) -> Result<Accepted, EngineError> {
+        if new.spec.source.is_some() {
+            if let Some(claimed) = &mut claimed {
+                claimed.spend();
+            }
+            self.keep_secrets(id, &new.confidential).await?;
+        }
         let unchanged = self.restorable(new.spec.snapshot).await?;
         let claim = match &new.key {
             Some((key, fingerprint)) => {
@@ -94,26 +161,32 @@ impl Engine {
             None => self.store.insert_create(&intent, None).await?,
         };
         if let (Claim::Taken(taken), Some((_, fingerprint))) = (claim, &new.key) {
-            return self.repeat(&taken, fingerprint);
+            if claimed.is_none() {
+                self.forget_agent_of(id);
+            }
+            return self.repeat(&taken, fingerprint).map(|entry| Accepted::Before(Box::new(entry)));
         }
         info!(sandbox = %id, image = new.spec.image, "accepted");
         if !new.secrets.is_empty() {
             self.secrets().insert(id, Arc::new(new.secrets));
         }
         self.index.set_intent(intent);
+        if let Some(claimed) = claimed {
+            claimed.keep();
+        }
         // From here on the snapshot can be seen to be in use.
         drop(unchanged);
         self.poke(id);
-        self.await_creation(id).await
+        Ok(Accepted::New)
     }
 
-    fn create_intent(&self, id: SandboxId, new: &NewSandbox, now: Timestamp) -> Result<Intent, EngineError> {
-        let token = || {
-            let mut raw = [0u8; 24];
-            raw[..16].copy_from_slice(uuid::Uuid::new_v4().as_bytes());
-            raw[16..].copy_from_slice(&uuid::Uuid::new_v4().as_bytes()[..8]);
-            URL_SAFE_NO_PAD.encode(raw)
-        };
+    fn create_intent(
+        &self,
+        id: SandboxId,
+        new: &NewSandbox,
+        origin: Option<Origin>,
+        now: Timestamp,
+    ) -> Result<Intent, EngineError> {
         Ok(Intent {
             sandbox_id: id,
             generation: 1,
@@ -124,13 +197,24 @@ impl Engine {
                 route_token: token(),
                 had_credentials: !new.secrets.is_empty(),
                 progress: Progress::Accepted,
+                origin,
             })),
             accepted_at: now,
-            deadline: self.in_future(self.settings.create_deadline),
+            deadline: self.in_future(match new.spec.source {
+                Some(_) => self.settings.provision_deadline,
+                None => self.settings.create_deadline,
+            }),
         })
     }
 
-    fn in_future(&self, delay: Duration) -> Timestamp {
+    /// Before anything is written down: a create whose secrets are lost could not be carried out.
+    async fn keep_secrets(&self, id: SandboxId, secrets: &Confidential) -> Result<(), EngineError> {
+        let Some(provisioner) = self.provisioner() else { return Err(EngineError::NoRepositories) };
+        let kept = provisioner.accept(id, secrets).await;
+        kept.map_err(|e| EngineError::OperationFailed { operation: "create", error: Arc::new(e) })
+    }
+
+    pub(super) fn in_future(&self, delay: Duration) -> Timestamp {
         let now = self.clock.now();
         now.checked_add(delay).unwrap_or(now)
     }
@@ -143,6 +227,13 @@ impl Engine {
     }
 
     async fn await_creation(self: &Arc<Self>, id: SandboxId) -> Result<Entry, EngineError> {
+        // How a repository fares is told by the sandbox itself, but for what the request made a condition.
+        let source = self.index.get(id).and_then(|e| e.spec().and_then(|spec| spec.source.clone()));
+        if let Some(source) = &source
+            && source.image_build.policy != BuildPolicy::RequireCached
+        {
+            return self.index.get(id).ok_or_else(|| EngineError::NotFound(id.to_string()));
+        }
         let settled = self.index.wait_for(id, |entry| {
             let entry = entry?;
             let settled = entry.status().is_some_and(|s| s.state != State::Pending);
@@ -155,15 +246,24 @@ impl Engine {
         };
         let failure = match entry.intent.as_deref() {
             Some(Intent { operation: Operation::Create(create), generation, .. }) => match &create.progress {
+                Progress::Failed { failure: Some(failure), .. }
+                    if failure.reason != Reason::ImageNotCached =>
+                {
+                    None
+                }
                 Progress::Failed { error, .. } => Some((*generation, error.clone())),
                 _ => None,
             },
             _ => None,
         };
         let Some((generation, error)) = failure else { return Ok(entry) };
-        let event = self.event("removed", RemoveReason::CreateFailed.word());
+        let event = self.last_line(RemoveReason::CreateFailed.word());
         self.close(id, generation, &[event]).await?;
         self.store.release_key(id).await?;
+        self.forget_agent_of(id);
+        if source.is_some() {
+            return Err(EngineError::NotCached);
+        }
         Err(EngineError::CreateFailed(error))
     }
 
@@ -205,6 +305,9 @@ impl Engine {
                     return self.await_operation(entry.id, entry.generation().unwrap_or(0), word).await;
                 }
                 Verdict::Accept => {}
+            }
+            if request == Request::Resume {
+                self.relive(&entry).await?;
             }
             let intent = Intent {
                 sandbox_id: entry.id,
@@ -249,6 +352,9 @@ impl Engine {
     /// Removes the sandbox and returns when nothing of it is left. Joins a removal in flight.
     pub async fn delete(self: &Arc<Self>, id: &str) -> Result<(), EngineError> {
         let entry = self.find(id)?;
+        let hook = entry.spec().filter(|spec| spec.hooks.pre_stop.is_some());
+        let patience =
+            self.settings.delete_patience + hook.map_or(Duration::ZERO, |spec| spec.hooks.pre_stop_timeout());
         let Some(generation) = self.want_removed(entry.id, RemoveReason::UserDelete).await? else {
             return Ok(());
         };
@@ -261,7 +367,7 @@ impl Engine {
                 _ => None,
             },
         });
-        tokio::time::timeout(self.settings.delete_patience, gone).await.unwrap_or_else(|_| {
+        tokio::time::timeout(patience, gone).await.unwrap_or_else(|_| {
             let error = RuntimeError::new(
                 RuntimeErrorKind::Unavailable,
                 "remove",
@@ -296,10 +402,17 @@ impl Engine {
                 deadline: self.in_future(self.settings.remove_retry),
             };
             self.announce_overtaken_create(&entry).await;
+            // The intent that says what it was to be goes with the next write.
+            if entry.observed.is_none() {
+                self.keep_looks(id).await?;
+            }
             let event = self.event("remove_requested", reason.word());
             let generation = intent.generation;
             if self.advance(entry.generation(), intent, Some(&event)).await? == Advance::Written {
                 self.poke(id);
+                if let Some(spec) = entry.spec().filter(|_| entry.is_being_made()) {
+                    self.kind_withdrawn(id, spec).await;
+                }
                 return Ok(Some(generation));
             }
             tokio::time::sleep(AFTER_LOST_RACE).await;
@@ -334,7 +447,7 @@ impl Engine {
         })
         .await?;
         // The renewal itself lies with the runtime and holds, whether this line is written or not.
-        self.note(id_of, "renewed", &expires_at.to_string()).await;
+        self.note(id_of, RENEWED, &expires_at.to_string()).await;
         Ok(expires_at)
     }
 
@@ -357,7 +470,12 @@ impl Engine {
         .await?;
         let names: Vec<&str> = patch.keys().map(String::as_str).collect();
         self.note(id_of, "metadata_changed", &names.join(" ")).await;
-        self.find(id)
+        let entry = self.find(id)?;
+        if entry.spec().is_some_and(|spec| spec.source.is_some()) {
+            // The one of when it was ready has other labels.
+            self.keep_looks_if_possible(id_of).await;
+        }
+        Ok(entry)
     }
 
     pub(super) async fn change_facts(
@@ -373,7 +491,8 @@ impl Engine {
             let state = entry.status().ok_or_else(gone)?.state;
             let mut facts = entry.facts().ok_or_else(gone)?.clone();
             // What has expired is gone, even if the loop has not come by yet: the shim's own timer may be at it.
-            let expired = facts.expires_at.is_some_and(|at| at <= self.clock.now());
+            let expired =
+                facts.expires_at.is_some_and(|at| at <= self.clock.now()) && !entry.outlives_expiry();
             if expired || ask(request, state) != Verdict::Accept {
                 return Err(gone());
             }
@@ -414,6 +533,16 @@ impl Engine {
         if !due.contains(&id) {
             return Ok(());
         }
+        let state = self.index.get(id).and_then(|entry| entry.status()).map(|status| status.state);
+        if matches!(state, Some(State::Pausing | State::Resuming)) {
+            // What is in the middle of something is dealt with afterwards; that has a deadline of its own.
+            return Ok(());
+        }
+        self.remove_expired(id).await
+    }
+
+    /// Removes what has expired, whose facts lock the caller holds.
+    pub(super) async fn remove_expired(self: &Arc<Self>, id: SandboxId) -> Result<(), EngineError> {
         match self.want_removed(id, RemoveReason::Expired).await {
             Err(EngineError::Store(error)) => self.remove_unrecorded(id, error).await,
             committed => committed.map(drop),
@@ -422,19 +551,24 @@ impl Engine {
 
     /// Removes what has expired although the store cannot be written. No intent is needed to find it again: the box itself says that its
     /// time is over, to the next pass and to the next server.
-    async fn remove_unrecorded(&self, id: SandboxId, error: StoreError) -> Result<(), EngineError> {
+    async fn remove_unrecorded(
+        self: &Arc<Self>,
+        id: SandboxId,
+        error: StoreError,
+    ) -> Result<(), EngineError> {
         let idle = self.index.get(id).is_some_and(|e| e.intent.is_none() && e.observed.is_some());
         if !idle || self.reachable().is_err() {
             return Err(error.into());
         }
         warn!(sandbox = %id, %error, "the store cannot be written; what has expired goes all the same");
+        let looked = self.index.get(id).and_then(|entry| self.looks(&entry));
         {
             let _working = self.working_on(id);
             let removed = self.runtime.remove(id, self.settings.stop_grace).await;
             removed.map_err(|e| EngineError::OperationFailed { operation: "remove", error: Arc::new(e) })?;
             self.vanished(id);
         }
-        self.note(id, REMOVED, RemoveReason::Expired.word()).await;
+        self.ended(id, looked, RemoveReason::Expired.word()).await;
         Ok(())
     }
 }

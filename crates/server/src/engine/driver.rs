@@ -8,24 +8,21 @@ use std::{sync::Arc, time::Duration};
 use sandglass_sandbox::{
     SandboxId, Timestamp,
     lifecycle::{
-        intent::{Create, Intent, Operation, Progress},
+        boot::{Failure, Reason},
+        intent::{Create, Intent, Operation, Progress, RemoveReason},
         step::{self, Outcome, Step},
     },
     ports::{
         RuntimeErrorKind,
-        runtime::{Condition, Observation, PrepareProgress, RuntimeError, StartPlan},
+        runtime::{Condition, Delivery, Observation, PrepareProgress, RuntimeError, StartPlan},
         store::{Advance, EventRecord, StoreError},
     },
+    spec::MutableFacts,
 };
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use super::{
-    Engine,
-    history::{OF_EGRESS, REMOVED},
-    index::Entry,
-    loops,
-};
+use super::{Engine, history::OF_EGRESS, index::Entry, loops, stages::Stage};
 use crate::telemetry::{belonging, traces};
 
 /// Progress lines of one phase are at least this far apart.
@@ -56,6 +53,7 @@ impl Engine {
         let step = step::next(
             entry.as_ref().and_then(|e| e.intent.as_deref()),
             entry.as_ref().and_then(|e| e.observed.as_deref()),
+            entry.as_ref().and_then(|e| e.agent.as_deref()),
             at_hand,
             self.clock.now(),
         );
@@ -76,6 +74,7 @@ impl Engine {
                         drivers.remove(&id);
                         self.secrets().remove(&id);
                         self.journal.forget(id);
+                        self.stages.forget(id);
                         return;
                     }
                 }
@@ -108,6 +107,8 @@ impl Engine {
         poke: &Notify,
     ) -> Result<(), StoreError> {
         match (step, &intent.operation) {
+            (Step::Resolve, Operation::Create(create)) => self.resolve(id, intent, create, poke).await,
+            (Step::GiveUp(failure), Operation::Create(_)) => self.give_up(id, *failure).await,
             (Step::Prepare, Operation::Create(create)) => self.prepare(id, intent, create, poke).await,
             (Step::Start, Operation::Create(_)) => self.start(id, intent.generation, poke).await,
             (Step::Pause, _) => {
@@ -124,7 +125,7 @@ impl Engine {
             }
             (Step::Remove, Operation::Remove { reason, .. }) => {
                 let _working = self.working_on(id);
-                self.remove(id, intent, reason.word()).await
+                self.remove(id, intent, *reason).await
             }
             (Step::Close(Outcome::Done), Operation::Create(create)) => {
                 self.close_created(id, intent, create).await
@@ -155,11 +156,17 @@ impl Engine {
                 self.close(id, intent.generation, &events).await.map(drop)
             }
             (Step::Discard, Operation::Create(_)) => {
-                match self.runtime.remove(id, Duration::ZERO).await {
+                let mut removed = self.runtime.remove(id, Duration::ZERO).await;
+                if removed.is_ok()
+                    && let Some(provisioner) = self.provisioner()
+                {
+                    removed = provisioner.forget(id).await;
+                }
+                match removed {
                     Ok(()) => {
                         self.vanished(id);
                     }
-                    Err(error) => self.await_runtime(id, error, poke).await,
+                    Err(error) => self.await_runtime(id, intent.generation, error, poke).await,
                 }
                 Ok(())
             }
@@ -174,13 +181,14 @@ impl Engine {
     }
 
     async fn prepare(
-        &self,
+        self: &Arc<Self>,
         id: SandboxId,
         intent: &Intent,
         create: &Create,
         poke: &Notify,
     ) -> Result<(), StoreError> {
         self.index.set_progress(id, intent.generation, Progress::Preparing);
+        self.enter(id, Stage::Pull);
         let secrets = self.secrets().get(&id).cloned().unwrap_or_default();
         let (tell, told) = tokio::sync::mpsc::channel(16);
         let work = async {
@@ -207,8 +215,12 @@ impl Engine {
                 Ok(())
             }
             Err(error) if error.retryable() => {
-                self.await_runtime(id, error, poke).await;
+                self.await_runtime(id, intent.generation, error, poke).await;
                 Ok(())
+            }
+            Err(error) if create.spec.source.is_some() => {
+                let blamed = self.image_served(id, create, Err(&error)).await;
+                self.rejected(id, intent, create, (Reason::ImagePullFailed, &error), blamed).await
             }
             Err(error) => self.fail_create(id, intent.generation, error).await,
         }
@@ -237,10 +249,14 @@ impl Engine {
         }
     }
 
-    /// The create is tried again when the runtime is back, and every now and then, until its deadline.
-    async fn await_runtime(&self, id: SandboxId, error: RuntimeError, poke: &Notify) {
-        warn!(sandbox = %id, %error, "the create waits for its runtime");
-        self.pause_until_poked(poke).await;
+    /// The step is tried again every now and then, until the deadline. What stirs the driver and changes nothing, as an attempt's own steps
+    /// do, makes it no sooner.
+    async fn await_runtime(&self, id: SandboxId, generation: u64, error: RuntimeError, poke: &Notify) {
+        warn!(sandbox = %id, %error, "the sandbox waits for its runtime");
+        tokio::select! {
+            () = tokio::time::sleep(RUNTIME_RETRY) => {}
+            () = self.superseded(id, generation, poke) => {}
+        }
     }
 
     async fn pause_until_poked(&self, poke: &Notify) {
@@ -251,7 +267,7 @@ impl Engine {
         }
     }
 
-    async fn superseded(&self, id: SandboxId, generation: u64, poke: &Notify) {
+    pub(super) async fn superseded(&self, id: SandboxId, generation: u64, poke: &Notify) {
         loop {
             tokio::select! {
                 () = poke.notified() => {}
@@ -263,7 +279,12 @@ impl Engine {
         }
     }
 
-    async fn start(&self, id: SandboxId, generation: u64, poke: &Notify) -> Result<(), StoreError> {
+    async fn start(
+        self: &Arc<Self>,
+        id: SandboxId,
+        generation: u64,
+        poke: &Notify,
+    ) -> Result<(), StoreError> {
         let Ok(slot) = self.starting.acquire().await else { return Ok(()) };
         // A renewal of a pending sandbox changes the intent's facts; from here on it must wait for the box.
         let facts = self.facts_lock(id).lock().await;
@@ -273,9 +294,18 @@ impl Engine {
             // A renewal got in first and bumped the generation: carry the progress over and go on with its facts.
             self.index.set_progress(id, intent.generation, Progress::Starting);
         }
+        self.enter(id, Stage::Create);
+        let delivery = match self.deliver(id, create).await {
+            Ok(delivery) => delivery,
+            Err(error) => {
+                return self.give_up(id, of_runtime(Reason::ContainerCreateFailed, &error)).await;
+            }
+        };
         let plan = StartPlan {
             spec: create.spec.clone(),
-            facts: create.facts.clone(),
+            facts: begun(create, self.clock.now()),
+            root_agent: create.spec.source.is_some(),
+            delivery,
             created_at: intent.accepted_at,
             agent_token: create.agent_token.clone(),
             route_token: create.route_token.clone(),
@@ -283,9 +313,14 @@ impl Engine {
         let secrets = self.secrets().get(&id).cloned().unwrap_or_default();
         let working = self.working_on(id);
         let mut span = phase("sandbox.start", id);
-        let started = self.runtime.start(id, &plan, &secrets).await;
+        let started = match self.assign(id, (intent.as_ref(), create.as_ref()), &plan).await {
+            Ok(Some(assigned)) => Ok(assigned),
+            Ok(None) => self.runtime.start(id, &plan, &secrets).await,
+            Err(error) => Err(error),
+        };
         end_phase(&mut span, started.as_ref().err());
         drop(span);
+        let blamed = self.image_served(id, create, started.as_ref().map(drop)).await;
         match started {
             Ok(observed) => {
                 if observed.condition == Condition::Starting {
@@ -297,14 +332,38 @@ impl Engine {
                 let _change = self.changing(id);
                 self.index.observe(observed);
                 self.secrets().remove(&id);
+                if create.spec.source.is_some() {
+                    self.enter(id, Stage::Attach);
+                    // Its agent has the last word; the next step waits for it.
+                    return Ok(());
+                }
                 self.close_created(id, &intent, create).await
             }
             Err(error) if error.retryable() => {
                 drop((slot, facts, working));
-                self.await_runtime(id, error, poke).await;
+                self.await_runtime(id, intent.generation, error, poke).await;
                 Ok(())
             }
+            Err(error) if create.spec.source.is_some() => {
+                self.rejected(id, &intent, create, (Reason::ContainerCreateFailed, &error), blamed).await
+            }
             Err(error) => self.fail_create(id, intent.generation, error).await,
+        }
+    }
+
+    /// Tells how the image of a create served; whether another one may serve better.
+    async fn image_served(&self, id: SandboxId, create: &Create, made: Result<(), &RuntimeError>) -> bool {
+        match self.provisioner() {
+            Some(provisioner) if create.spec.source.is_some() => provisioner.made(id, create, made).await,
+            _ => false,
+        }
+    }
+
+    /// What the box finds beside the files of its image.
+    async fn deliver(&self, id: SandboxId, create: &Create) -> Result<Vec<Delivery>, RuntimeError> {
+        match self.provisioner() {
+            Some(provisioner) if create.spec.source.is_some() => provisioner.deliver(id, create).await,
+            _ => Ok(Vec::new()),
         }
     }
 
@@ -330,7 +389,7 @@ impl Engine {
     }
 
     async fn frozen(
-        &self,
+        self: &Arc<Self>,
         id: SandboxId,
         intent: &Intent,
         done: Result<Observation, RuntimeError>,
@@ -340,14 +399,25 @@ impl Engine {
         let mut events = Vec::new();
         match done {
             Ok(observed) => {
+                if let Some(provisioner) = self.provisioner() {
+                    provisioner.condition(id, &observed.condition);
+                }
+                let runs = observed.condition == Condition::Running;
                 self.index.observe(observed);
+                if runs {
+                    self.runs_again(id).await;
+                }
                 events.push(self.event(kind, ""));
             }
             Err(error) => {
                 warn!(sandbox = %id, error = %error, "could not be {kind}");
                 events.push(self.event(&format!("{kind}_failed"), &error.to_string()));
-                if error.kind == RuntimeErrorKind::NotFound && self.vanished(id) {
-                    events.push(self.event(REMOVED, "not by this server"));
+                let gone = error.kind == RuntimeErrorKind::NotFound;
+                if gone {
+                    self.keep_looks(id).await?;
+                }
+                if gone && self.vanished(id) {
+                    events.push(self.last_line("not by this server"));
                 }
                 self.index.set_failure(id, intent.generation, error);
             }
@@ -355,25 +425,51 @@ impl Engine {
         self.close(id, intent.generation, &events).await.map(drop)
     }
 
-    async fn remove(&self, id: SandboxId, intent: &Intent, reason: &str) -> Result<(), StoreError> {
+    async fn remove(
+        self: &Arc<Self>,
+        id: SandboxId,
+        intent: &Intent,
+        why: RemoveReason,
+    ) -> Result<(), StoreError> {
+        let reason = why.word();
+        if let Some(provisioner) = self.provisioner() {
+            provisioner.narrow(id);
+        }
+        if !self.run_pre_stop(id, intent, why).await {
+            return Ok(());
+        }
+        if let Some(provisioner) = self.provisioner() {
+            provisioner.drain(id, why).await;
+        }
+        // Once the box is gone nobody knows any more what it was, and a server that ends meanwhile leaves that to nobody.
+        let first = matches!(intent.operation, Operation::Remove { last_error: None, .. });
+        if first {
+            self.keep_looks(id).await?;
+        }
         // What the box knows of its own past goes into the history before the box goes.
         let known = self.runtime.events(id).await.unwrap_or_default().into_iter();
         let mut events: Vec<EventRecord> =
             known.filter(|event| !event.kind.starts_with(OF_EGRESS)).map(record).collect();
-        match self.runtime.remove(id, self.settings.stop_grace).await {
+        let mut removed = self.runtime.remove(id, self.settings.stop_grace).await;
+        if removed.is_ok()
+            && let Some(provisioner) = self.provisioner()
+        {
+            removed = provisioner.forget(id).await;
+        }
+        match removed {
             Ok(()) => {
                 info!(sandbox = %id, reason, "removed");
                 let _change = self.changing(id);
-                events.push(self.event(REMOVED, reason));
+                events.push(self.last_line(reason));
                 self.vanished(id);
                 self.close(id, intent.generation, &events).await.map(drop)
             }
             Err(error) => {
                 warn!(sandbox = %id, error = %error, "removal failed");
-                let Operation::Remove { reason, .. } = intent.operation else { return Ok(()) };
                 let not_before = self.clock.now().checked_add(self.settings.remove_retry);
                 let event = self.event("remove_failed", &error.to_string());
-                let operation = Operation::Remove { reason, not_before, last_error: Some(error.to_string()) };
+                let operation =
+                    Operation::Remove { reason: why, not_before, last_error: Some(error.to_string()) };
                 let again = Intent { generation: intent.generation + 1, operation, ..intent.clone() };
                 if self.advance(Some(intent.generation), again, Some(&event)).await? == Advance::Written {
                     self.index.set_failure(id, intent.generation, error);
@@ -400,7 +496,7 @@ impl Engine {
         let event = self.event("create_failed", &error.to_string());
         let phase = error.phase.clone();
         let mut failed = create.as_ref().clone();
-        failed.progress = Progress::Failed { error: error.into(), at };
+        failed.progress = Progress::Failed { error: error.into(), at, failure: None, keep_until: None };
         let failed = Intent {
             generation: generation + 1,
             operation: Operation::Create(Box::new(failed)),
@@ -408,10 +504,27 @@ impl Engine {
         };
         self.announce(id, create, intent.accepted_at).await;
         if self.advance(Some(generation), failed, Some(&event)).await? == Advance::Written {
+            self.keep_looks_if_possible(id).await;
             self.created(Some(&phase));
         }
         Ok(())
     }
+}
+
+/// The facts of a box whose life begins now.
+fn begun(create: &Create, now: Timestamp) -> MutableFacts {
+    let mut facts = create.facts.clone();
+    let ttl = create.spec.source.as_ref().and_then(|source| source.ttl_seconds);
+    if let Some(until) = ttl.and_then(|ttl| now.checked_add(Duration::from_secs(ttl))) {
+        // Somebody may have renewed it for longer while it waited.
+        facts.expires_at = facts.expires_at.map(|at| at.max(until));
+    }
+    facts
+}
+
+/// A runtime's failure as that of a sandbox made from a repository.
+pub(super) fn of_runtime(reason: Reason, error: &RuntimeError) -> Failure {
+    Failure { phase: Some(error.phase.clone()), ..Failure::new(reason, error.message.clone()) }
 }
 
 /// A line of the box's own history, marked as such: the server has lines of the same kinds.

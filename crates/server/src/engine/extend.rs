@@ -8,7 +8,7 @@ use sandglass_sandbox::{
     lifecycle::{request::Request, state::State},
 };
 
-use super::{Engine, commit::EngineError, index::Entry};
+use super::{Engine, commit::EngineError, history::RENEWED, index::Entry};
 
 /// What came of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Engine {
             Err(error) => return Err(error),
         }
         // The renewal itself lies with the runtime and holds, whether this line is written or not.
-        self.note(id, "renewed", &format!("{until}, because it is in use")).await;
+        self.note(id, RENEWED, &format!("{until}, because it is in use")).await;
         Ok(Extended::Until(until))
     }
 }

@@ -23,7 +23,7 @@ use sandglass_sandbox::{
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{Engine, index::Entry, stripes};
+use super::{Engine, index::Entry, pools, provision::READY, stripes, waits};
 
 /// Sandboxes share this many counters; a shared one only makes a reader look twice.
 const STRIPES: usize = 256;
@@ -35,6 +35,10 @@ pub const OWNER: &str = "owner";
 pub const OF_EGRESS: &str = "egress.";
 /// The kind of the line after which nothing of the sandbox is left.
 pub const REMOVED: &str = "removed";
+/// The kind of the line that says that a sandbox lives until another time: that time, and perhaps why.
+pub const RENEWED: &str = "renewed";
+/// The kind of the line that says how a sandbox looked when it was ready, when it failed, or before it went. Never shown.
+pub const RECORD: &str = "record";
 /// Lines among which the owner's is looked for; it is one of the first two.
 const OPENING_LINES: u32 = 16;
 
@@ -53,6 +57,10 @@ pub(super) struct Journal {
     announced: Mutex<HashSet<SandboxId>>,
     /// Held while a first line is written, so that there is one of it, whoever is first and whoever gives up.
     announcing: Box<[tokio::sync::Mutex<()>]>,
+    /// Builds that creates wait for, as far as that is written.
+    waits: Mutex<waits::Waits>,
+    /// Something was written, of any sandbox.
+    grown: tokio::sync::Notify,
 }
 
 impl Default for Journal {
@@ -62,6 +70,8 @@ impl Default for Journal {
             counters: (0..STRIPES).map(|_| Counter::default()).collect(),
             announced: Mutex::default(),
             announcing: (0..STRIPES).map(|_| tokio::sync::Mutex::new(())).collect(),
+            waits: Mutex::default(),
+            grown: tokio::sync::Notify::new(),
         }
     }
 }
@@ -73,6 +83,10 @@ impl Journal {
 
     fn announced(&self) -> MutexGuard<'_, HashSet<SandboxId>> {
         self.announced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn waits(&self) -> MutexGuard<'_, waits::Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn counter(&self, id: SandboxId) -> &Counter {
@@ -87,6 +101,7 @@ impl Journal {
     /// The create is over.
     pub(super) fn forget(&self, id: SandboxId) {
         self.announced().remove(&id);
+        self.waits().end(id);
     }
 }
 
@@ -103,6 +118,7 @@ impl Drop for Change<'_> {
         if let Some(bell) = self.journal.bells().get(&self.id) {
             bell.send_replace(());
         }
+        self.journal.grown.notify_one();
     }
 }
 
@@ -149,10 +165,17 @@ pub struct Moment {
 
 /// The lines that begin a history: the accepted create, written with its outcome or before its first progress.
 fn opening(create: &Create, at: Timestamp) -> Vec<EventRecord> {
-    let mut lines =
-        vec![EventRecord { at, kind: "accepted".into(), message: format!("image {}", create.spec.image) }];
+    let message = match create.spec.source.as_ref().and_then(|source| source.repositories.first()) {
+        Some(repository) => format!("repository {}", repository.url),
+        None => format!("image {}", create.spec.image),
+    };
+    let mut lines = vec![EventRecord { at, kind: "accepted".into(), message }];
     if let Some(tenant) = &create.spec.tenant {
         lines.push(EventRecord { at, kind: OWNER.into(), message: tenant.clone() });
+    }
+    if let Some(origin) = &create.origin {
+        let (kind, message) = pools::line(origin);
+        lines.push(EventRecord { at, kind: kind.into(), message });
     }
     lines
 }
@@ -240,10 +263,20 @@ impl Engine {
         let _writing = stripes::of(&self.journal.announcing, id).lock().await;
         let announced = self.journal.announced().contains(&id);
         let mut lines = if announced { Vec::new() } else { opening(create, intent.accepted_at) };
-        lines.push(self.event("running", "the sandbox is up"));
+        let (kind, message) = match create.spec.source {
+            Some(_) => (READY, "the sandbox is ready"),
+            None => ("running", "the sandbox is up"),
+        };
+        lines.push(self.event(kind, message));
+        if create.spec.source.is_some() {
+            // Its box may go while no server looks, and with that who knows what it was.
+            lines.extend(self.index.get(id).and_then(|entry| self.looks(&entry)));
+        }
+        self.kind_ready(&create.spec).await?;
         if self.close(id, intent.generation, &lines).await? == Advance::Written {
             self.journal.mark_announced(id);
             self.created(None);
+            self.came_up(id, intent, create);
         }
         Ok(())
     }
@@ -264,6 +297,11 @@ impl Engine {
         let rings = bells.entry(id).or_insert_with(|| watch::Sender::new(())).subscribe();
         drop(bells);
         Bell { engine: self.clone(), id, rings: Some(rings) }
+    }
+
+    /// Waits until the history of any sandbox may have grown since the last call. For one caller.
+    pub async fn history_grown(&self) {
+        self.journal.grown.notified().await;
     }
 
     /// How many sandboxes somebody reads along with.

@@ -8,13 +8,18 @@ use std::{
 use sandglass_sandbox::{
     SandboxId, SnapshotId, Timestamp,
     lifecycle::{
+        boot::AgentFacts,
         intent::{Intent, Operation, Progress},
         state::{self, Status},
     },
+    policy::Action,
     ports::runtime::{Condition, Observation, RuntimeError},
     spec::{MutableFacts, Spec},
 };
 use tokio::sync::watch;
+
+/// The extension by which a request names a pool.
+const POOL_REF: &str = "poolRef";
 
 /// All that is known about one sandbox.
 #[derive(Debug, Clone)]
@@ -22,6 +27,8 @@ pub struct Entry {
     pub id: SandboxId,
     pub intent: Option<Arc<Intent>>,
     pub observed: Option<Arc<Observation>>,
+    /// What its agent told, of a sandbox that is made from a repository.
+    pub agent: Option<Arc<AgentFacts>>,
     /// How the last operation failed, and which intent generation that was.
     pub failure: Option<(u64, Arc<RuntimeError>)>,
     /// The highest generation this process has seen, so that no two intents of it share one.
@@ -30,12 +37,12 @@ pub struct Entry {
 
 impl Entry {
     fn new(id: SandboxId) -> Self {
-        Self { id, intent: None, observed: None, failure: None, last_generation: 0 }
+        Self { id, intent: None, observed: None, agent: None, failure: None, last_generation: 0 }
     }
 
     /// The public status; `None` when the entry stands for nothing.
     pub fn status(&self) -> Option<Status> {
-        state::compute(self.intent.as_deref(), self.observed.as_deref())
+        state::compute(self.intent.as_deref(), self.observed.as_deref(), self.agent.as_deref())
     }
 
     fn create(&self) -> Option<&sandglass_sandbox::lifecycle::intent::Create> {
@@ -53,6 +60,12 @@ impl Entry {
     /// The tenant it belongs to; `None` also while nothing but a removal is known of it.
     pub fn tenant(&self) -> Option<&str> {
         self.spec()?.tenant.as_deref()
+    }
+
+    /// The pool that its request named.
+    pub fn pool(&self) -> Option<&str> {
+        let named = self.spec()?.extensions.get(POOL_REF)?.trim();
+        (!named.is_empty()).then_some(named)
     }
 
     /// Expiry and metadata, from whoever owns them now.
@@ -84,6 +97,17 @@ impl Entry {
             .as_deref()
             .map(|o| (o.agent_token.as_str(), o.route_token.as_str()))
             .or_else(|| self.create().map(|c| (c.agent_token.as_str(), c.route_token.as_str())))
+    }
+
+    /// Whether it is made from a repository and has no box yet.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.create().is_some_and(|create| create.spec.source.is_some())
+            && self.observed.as_ref().is_none_or(|observed| observed.condition == Condition::Starting)
+    }
+
+    /// Whether its create is open and has not failed.
+    pub(super) fn is_being_made(&self) -> bool {
+        self.create().is_some_and(|create| !matches!(create.progress, Progress::Failed { .. }))
     }
 
     pub(super) fn generation(&self) -> Option<u64> {
@@ -203,6 +227,31 @@ impl Index {
         }
     }
 
+    /// Whether the box went away lately.
+    pub(super) fn is_gone(&self, id: SandboxId) -> bool {
+        self.gone().contains(&id)
+    }
+
+    /// What is still told of the box is old.
+    pub(super) fn remember_gone(&self, id: SandboxId) {
+        let mut gone = self.gone();
+        gone.push_back(id);
+        if gone.len() > REMEMBERED_GONE {
+            gone.pop_front();
+        }
+    }
+
+    /// How many sandboxes name each pool.
+    pub(super) fn allocated(&self) -> BTreeMap<String, u64> {
+        let mut counts = BTreeMap::new();
+        for entry in self.read().values() {
+            if let Some(pool) = entry.pool() {
+                *counts.entry(pool.to_owned()).or_default() += 1;
+            }
+        }
+        counts
+    }
+
     pub(super) fn observe(&self, observed: Observation) -> News {
         let mut entries = self.write();
         if self.gone().contains(&observed.id) {
@@ -229,11 +278,7 @@ impl Index {
         let known = entry.observed.take();
         // A create that is still wanted makes the box again under the same id.
         if entry.create().is_none() {
-            let mut gone = self.gone();
-            gone.push_back(id);
-            if gone.len() > REMEMBERED_GONE {
-                gone.pop_front();
-            }
+            self.remember_gone(id);
         }
         if entries.get(&id).is_some_and(|e| e.intent.is_none()) {
             entries.remove(&id);
@@ -250,6 +295,14 @@ impl Index {
         entry.last_generation = entry.last_generation.max(intent.generation);
         entry.intent = Some(Arc::new(intent));
         drop(entries);
+        self.touch();
+    }
+
+    /// Takes over what an agent told. Nothing is kept of an agent whose sandbox is not known.
+    pub(super) fn set_agent(&self, id: SandboxId, facts: AgentFacts) {
+        if let Some(entry) = self.write().get_mut(&id) {
+            entry.agent = Some(Arc::new(facts));
+        }
         self.touch();
     }
 
@@ -315,6 +368,11 @@ impl Index {
         self.read().values().filter_map(|e| e.observed.as_ref().map(|o| (e.id, o.revision))).collect()
     }
 
+    /// Sandboxes that were created with policies.
+    pub(super) fn with_policies(&self) -> Vec<SandboxId> {
+        self.read().values().filter(|e| e.policies().is_some() && !e.removing()).map(|e| e.id).collect()
+    }
+
     /// Sandboxes whose time is over, and the earliest instant at which another one's will be.
     pub(super) fn expiring(
         &self,
@@ -327,7 +385,16 @@ impl Index {
                 Progress::Failed { at, .. } => at.checked_add(retention),
                 _ => None,
             });
-            let Some(at) = entry.facts().and_then(|f| f.expires_at).or(failed_at) else { continue };
+            // Life begins with the box; until then the deadline of the create counts.
+            if failed_at.is_none() && entry.is_awaited() {
+                continue;
+            }
+            let expires_at = entry.facts().and_then(|f| f.expires_at);
+            if expires_at.is_some() && entry.policies().is_some_and(|p| p.on_expire != Action::Terminate) {
+                // Its policy says what happens then.
+                continue;
+            }
+            let Some(at) = expires_at.or(failed_at) else { continue };
             if at <= now {
                 due.push(entry.id);
             } else {

@@ -6,14 +6,22 @@
 //! Invariants: an intent is written before the runtime is touched; one task at a time works on a sandbox ([`driver`]); mutable facts
 //! (expiry, metadata) change only under the sandbox's facts lock, which expiry takes too, so a renewal that was confirmed is never lost.
 
+mod breaker;
 pub mod commit;
 mod driver;
+mod ending;
 pub mod extend;
 pub mod history;
 pub mod index;
 pub mod loops;
+pub mod policies;
+pub mod pools;
+mod pre_stop;
+pub mod provision;
 pub mod snapshots;
+pub mod stages;
 mod stripes;
+mod waits;
 mod wake;
 
 use std::{
@@ -36,6 +44,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use history::Journal;
 use index::{Index, News};
+use pools::Pools;
 use snapshots::Snapshots;
 
 /// Numbers the engine works by.
@@ -53,6 +62,10 @@ pub struct Settings {
     pub remove_retry: Duration,
     /// How long a box may take to end by itself when it is removed.
     pub stop_grace: Duration,
+    /// A create from a repository that is not ready has failed; covers the build of its image.
+    pub provision_deadline: Duration,
+    /// What is left of the box of such a sandbox when it failed is removed after this time.
+    pub failed_box_retention: Duration,
     /// A failed create without expiry is forgotten after this time.
     pub failed_create_retention: Duration,
     /// History and idempotency keys older than this are forgotten.
@@ -67,6 +80,8 @@ pub struct Settings {
     pub parallel_starts: usize,
     /// Sandboxes that may exist at once; 0 means no cap.
     pub max_sandboxes: usize,
+    /// When sandboxes of a kind that does not become ready are not tried any more.
+    pub breaker: sandglass_sandbox::breaker::Limits,
 }
 
 impl Default for Settings {
@@ -78,6 +93,8 @@ impl Default for Settings {
             delete_patience: Duration::from_secs(60),
             remove_retry: Duration::from_secs(30),
             stop_grace: Duration::ZERO,
+            provision_deadline: Duration::from_secs(2700),
+            failed_box_retention: Duration::from_secs(600),
             failed_create_retention: Duration::from_secs(3600),
             history_retention: Duration::from_secs(7 * 24 * 3600),
             snapshot_deadline: Duration::from_secs(900),
@@ -85,6 +102,7 @@ impl Default for Settings {
             resync_every: Duration::from_secs(30),
             parallel_starts: 6,
             max_sandboxes: 0,
+            breaker: sandglass_sandbox::breaker::Limits::default(),
         }
     }
 }
@@ -101,6 +119,7 @@ pub struct Engine {
     index: Index,
     journal: Journal,
     snapshots: Snapshots,
+    pools: Pools,
     drivers: Mutex<HashMap<SandboxId, Arc<tokio::sync::Notify>>>,
     /// Secrets of creates in flight. Memory only, dropped when the create is over.
     secrets: Mutex<HashMap<SandboxId, Arc<Secrets>>>,
@@ -116,10 +135,21 @@ pub struct Engine {
     closing: CancellationToken,
     removed_hook: std::sync::OnceLock<RemovedHook>,
     created_hook: std::sync::OnceLock<CreatedHook>,
+    describe_hook: std::sync::OnceLock<DescribeHook>,
+    timed_hook: std::sync::OnceLock<stages::TimedHook>,
+    stages: stages::Stages,
+    provisioner: std::sync::OnceLock<Arc<dyn provision::Provisioner>>,
+    /// The way to the agents in the boxes.
+    inside: std::sync::OnceLock<(Arc<dyn crate::builds::inside::Inside>, std::net::IpAddr)>,
+    /// What is known of the use of sandboxes with policies.
+    book: policies::Book,
 }
 
 /// Told of every create that came to an end, with the phase in which it failed.
 type CreatedHook = Box<dyn Fn(Option<&str>) + Send + Sync>;
+
+/// See [`Engine::describe_with`].
+type DescribeHook = Box<dyn Fn(&index::Entry) -> Option<String> + Send + Sync>;
 
 /// See [`Engine::working_on`].
 struct Working<'a>(&'a Engine, SandboxId);
@@ -165,6 +195,7 @@ impl Engine {
             index: Index::default(),
             journal: Journal::default(),
             snapshots: Snapshots::default(),
+            pools: Pools::default(),
             drivers: Mutex::default(),
             secrets: Mutex::default(),
             working: Mutex::default(),
@@ -175,6 +206,12 @@ impl Engine {
             closing: CancellationToken::new(),
             removed_hook: std::sync::OnceLock::new(),
             created_hook: std::sync::OnceLock::new(),
+            describe_hook: std::sync::OnceLock::new(),
+            timed_hook: std::sync::OnceLock::new(),
+            stages: stages::Stages::default(),
+            provisioner: std::sync::OnceLock::new(),
+            inside: std::sync::OnceLock::new(),
+            book: policies::Book::default(),
         })
     }
 
@@ -185,9 +222,14 @@ impl Engine {
     pub async fn recover(self: &Arc<Self>) -> Result<(), RecoverError> {
         // Watch first, so that nothing happens unseen between the list and the watch.
         loops::observe::spawn(self);
+        self.recall_pools().await?;
         match self.runtime.list().await {
             Ok(listed) => listed.into_iter().for_each(|observed| {
-                self.index.observe(observed);
+                if observed.spec.standby.is_some() {
+                    self.observe_warm(observed);
+                } else {
+                    self.index.observe(observed);
+                }
             }),
             // It may come back; until then reads say that nothing is known.
             Err(error) if error.retryable() => self.lose(error),
@@ -197,13 +239,20 @@ impl Engine {
         let open: Vec<_> = intents.iter().map(|i| i.sandbox_id).collect();
         self.recall_announced(&open).await?;
         for intent in intents {
+            self.recall_wait(&intent).await?;
             self.index.set_intent(intent);
         }
+        for (id, facts) in self.provisioner().map(|p| p.known()).unwrap_or_default() {
+            self.index.set_agent(id, facts);
+        }
+        self.recall_usages().await?;
         for id in open {
             self.poke(id);
         }
         snapshots::spawn(self);
+        pools::spawn(self);
         loops::expire::spawn(self);
+        loops::policies::spawn(self);
         loops::orphans::spawn(self);
         loops::resync::spawn(self);
         loops::prune::spawn(self);
@@ -239,12 +288,20 @@ impl Engine {
     /// Takes an observation into the index, unless it shows a box that is held still while it is copied, or let go afterwards: that is
     /// nobody's wish, and the end of the copy sees to it that what was wished for holds.
     fn observe(&self, observed: Observation) -> News {
+        if observed.spec.standby.is_some() {
+            self.observe_warm(observed);
+            return News::Stale;
+        }
+        self.forget_warm(observed.id);
         let up = |condition: &Condition| matches!(condition, Condition::Running | Condition::Paused);
         if self.snapshots.copies(observed.id) && up(&observed.condition) {
             let known = self.index.get(observed.id).and_then(|e| e.observed);
             if known.is_some_and(|k| up(&k.condition) && k.condition != observed.condition) {
                 return News::Stale;
             }
+        }
+        if let Some(provisioner) = self.provisioner() {
+            provisioner.condition(observed.id, &observed.condition);
         }
         self.index.observe(observed)
     }
@@ -254,6 +311,18 @@ impl Engine {
         let _ = self.created_hook.set(Box::new(hook));
     }
 
+    /// Registers the way into sandboxes, for hooks that the server runs. `host`: whose ports lead into those without an address of their
+    /// own. The first call counts.
+    pub fn speak_through(&self, inside: Arc<dyn crate::builds::inside::Inside>, host: std::net::IpAddr) {
+        let _ = self.inside.set((inside, host));
+    }
+
+    /// The way to the agent of a box; `None` when there is none from here.
+    pub(crate) fn door(&self, observed: &Observation) -> Option<crate::builds::inside::Door> {
+        let (_, host) = self.inside.get()?;
+        crate::builds::inside::Door::of(observed, *host)
+    }
+
     fn created(&self, failed_phase: Option<&str>) {
         if let Some(hook) = self.created_hook.get() {
             hook(failed_phase);
@@ -261,11 +330,16 @@ impl Engine {
     }
 
     /// Takes the box out of the index and tells whoever wants to know.
-    fn vanished(&self, id: SandboxId) -> bool {
+    fn vanished(self: &Arc<Self>, id: SandboxId) -> bool {
+        if self.forget_warm(id) {
+            // Nothing comes of it unless a sandbox is wanted under its id.
+            self.forget_agent_of(id);
+        }
         let Some(observed) = self.index.vanished(id) else { return false };
         if let Some(hook) = self.removed_hook.get() {
             hook(&observed);
         }
+        self.forget_agent_of(id);
         true
     }
 
@@ -275,6 +349,12 @@ impl Engine {
     /// Why the runtime cannot be reached.
     pub fn reachable(&self) -> Result<(), Arc<RuntimeError>> {
         self.lost.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Waits until the runtime can be reached and what it told is known.
+    pub async fn found(&self) {
+        // Its sender is part of this.
+        let _ = self.lost.subscribe().wait_for(Option::is_none).await;
     }
 
     fn lose(&self, error: RuntimeError) {

@@ -36,6 +36,8 @@ pub struct Used<'a> {
     pub path: Option<&'a str>,
     /// Whether use extends its life.
     pub renews: bool,
+    /// Not a request of its own: bytes move on a connection that is open since an earlier one.
+    pub lasts: bool,
 }
 
 /// The server's own knowledge, for the gateway within it.
@@ -66,6 +68,10 @@ impl Directory for InProcess {
     }
 
     fn told(&self, used: Used<'_>) {
-        self.lookup.used(used.id);
+        if used.lasts {
+            self.lookup.lasts(used.id);
+        } else {
+            self.lookup.used(used.id);
+        }
     }
 }

@@ -172,7 +172,7 @@ impl Shared {
         let (directory, port) = (self.directory.clone(), asked.route.port);
         let (id, path) = (asked.route.id.clone(), asked.rest.map(str::to_owned));
         Pulse::new(USE_LASTS, move || {
-            directory.told(Used { id: &id, port, path: path.as_deref(), renews });
+            directory.told(Used { id: &id, port, path: path.as_deref(), renews, lasts: true });
         })
     }
 
@@ -252,7 +252,8 @@ impl Shared {
             "routed"
         );
         if !skips_renewal(request.headers()) {
-            self.directory.told(Used { id, port: *port, path: asked.rest, renews: target.renews });
+            let renews = target.renews;
+            self.directory.told(Used { id, port: *port, path: asked.rest, renews, lasts: false });
         }
         if let Some(audit) = &self.settings.audit {
             audit.routed(Routed { id, path, method: request.method(), target: application });

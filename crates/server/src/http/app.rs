@@ -8,6 +8,7 @@ use std::{
 
 use axum::extract::FromRequestParts;
 use http::request::Parts;
+use sandglass_api::lifecycle::Sandbox;
 use sandglass_proxy::{Forwarder, Limits};
 use sandglass_sandbox::{
     agent,
@@ -23,10 +24,12 @@ use super::{
     engine_errors,
     error::{ApiError, ApiResult, Code},
     images::Images,
+    present,
     validate::create::CreateRules,
 };
 use crate::{
     agents::{Agents, Readiness},
+    builds::Builds,
     config::{Config, EndpointStyle, RuntimeKind},
     engine::{Engine, commit::EngineError, extend, index::Entry},
     gateway::{self, Gateway, GatewaySettings, InProcess},
@@ -40,6 +43,8 @@ use crate::{
     runtimes,
     telemetry::Telemetry,
     tenants::{Keyring, Principal},
+    webhooks::Webhooks,
+    workspace::Workspaces,
 };
 
 /// How long a runtime may take to say whether it would take a sandbox.
@@ -68,6 +73,12 @@ pub struct App {
     pub minting: Option<Arc<Minting>>,
     /// What leads to sandboxes for the gateway within this server.
     gateway: Option<(Arc<dyn Lookup>, Carrier)>,
+    /// Absent where images cannot be built.
+    pub builds: Option<Builds>,
+    /// Absent where events are sent to nobody.
+    pub webhooks: Option<Webhooks>,
+    /// What makes sandboxes from repositories, where the server does.
+    workspaces: Option<Arc<Workspaces>>,
 }
 
 impl std::fmt::Debug for App {
@@ -88,6 +99,25 @@ impl FromRequestParts<App> for Images {
     }
 }
 
+fn whereabouts(config: &Config) -> Whereabouts {
+    Whereabouts {
+        eip: config.server.eip.clone(),
+        listens_on: config.server.host.clone(),
+        in_container: public_host::in_container(),
+        host_ip: config.docker.host_ip.clone(),
+        engine_host: runtimes::engine_host(config),
+        publishes_on: Some(config.docker.publish_host),
+    }
+}
+
+/// The machine whose ports lead into sandboxes, as the server itself reaches it. Blocking where its name has to be resolved.
+pub(crate) fn published_host(config: &Config) -> IpAddr {
+    match config.runtime.kind {
+        RuntimeKind::Docker => public_host::resolve(&whereabouts(config).local()),
+        RuntimeKind::Embedded | RuntimeKind::Kubernetes => IpAddr::V4(Ipv4Addr::LOCALHOST),
+    }
+}
+
 impl App {
     /// Puts the HTTP side together over an engine. Blocking where names have to be resolved.
     pub fn new(
@@ -99,18 +129,11 @@ impl App {
         let access = AccessRules { keys: keys.clone(), open_proxy: config.server.open_proxy };
         let settings = IngressSettings { access, eip: config.server.eip.clone() };
         let docker = config.runtime.kind == RuntimeKind::Docker;
-        let whereabouts = Whereabouts {
-            eip: config.server.eip.clone(),
-            listens_on: config.server.host.clone(),
-            in_container: public_host::in_container(),
-            host_ip: config.docker.host_ip.clone(),
-            engine_host: runtimes::engine_host(&config),
-            publishes_on: Some(config.docker.publish_host),
-        };
+        let whereabouts = whereabouts(&config);
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let inward = Inward {
             resolve_internal: config.proxy.resolve_internal,
-            host: if docker { public_host::resolve(&whereabouts.local()) } else { loopback },
+            host: published_host(&config),
             open: config.ingress.open_gateway,
         };
         let renewals = Arc::<OnceLock<Renewals>>::default();
@@ -144,6 +167,9 @@ impl App {
             renewals,
             minting,
             gateway,
+            builds: None,
+            webhooks: None,
+            workspaces: None,
         }
     }
 
@@ -199,15 +225,62 @@ impl App {
         admitted.map_err(|refused| engine_errors::of_admission(&refused))
     }
 
+    /// An image that a build of another tenant made does not exist for this caller.
+    pub(super) async fn owns_image(&self, principal: &Principal, image: &str) -> ApiResult<()> {
+        let Some(builds) = self.builds.as_ref().filter(|_| principal.tenant().is_some()) else {
+            return Ok(());
+        };
+        let foreign = builds.is_foreign(image, principal.namespace()).await;
+        match foreign.map_err(|_| ApiError::internal())? {
+            true => Err(ApiError::new(Code::ImageNotFound, format!("there is no image {image}"))),
+            false => Ok(()),
+        }
+    }
+
     /// Whether reads can be answered: what the index holds may be old while the runtime is away.
     pub(super) fn readable(&self) -> ApiResult<()> {
         self.engine.reachable().map_err(|lost| ApiError::new(Code::QueryUnavailable, lost.message.clone()))
+    }
+
+    /// Makes sandboxes from repositories.
+    #[must_use]
+    pub fn with_workspaces(self, workspaces: Arc<Workspaces>) -> Self {
+        Self { workspaces: Some(workspaces), ..self }
+    }
+
+    pub(super) fn workspaces(&self) -> Option<&Workspaces> {
+        self.workspaces.as_deref()
+    }
+
+    /// A sandbox as lists show it.
+    pub(super) fn show(&self, entry: &Entry) -> Sandbox {
+        let now = self.engine.clock().now();
+        let mut sandbox = present::sandbox(entry);
+        sandbox.policies = present::policies(entry, self.engine.use_of(entry));
+        present::complete(sandbox, entry, self.workspaces(), now)
+    }
+
+    /// A sandbox as it is read: with the words of the short dialect.
+    pub(super) fn show_in_short(&self, entry: &Entry) -> Sandbox {
+        present::in_short(self.show(entry), entry, self.engine.clock().now())
     }
 
     /// Counts and traces there, instead of nowhere.
     #[must_use]
     pub fn with_telemetry(self, telemetry: Telemetry) -> Self {
         Self { telemetry, ..self }
+    }
+
+    /// Images are built there.
+    #[must_use]
+    pub fn with_builds(self, builds: Option<Builds>) -> Self {
+        Self { builds, ..self }
+    }
+
+    /// Events are sent from there.
+    #[must_use]
+    pub fn with_webhooks(self, webhooks: Option<Webhooks>) -> Self {
+        Self { webhooks, ..self }
     }
 
     /// Use of a sandbox extends its life from now on. The first call counts.
@@ -217,6 +290,11 @@ impl App {
 
     /// A request that was admitted used this sandbox otherwise than through the proxy.
     pub(super) fn used(&self, headers: &http::HeaderMap, id: &str) {
+        if let Ok(id) = id.parse()
+            && !skips_renewal(headers)
+        {
+            self.engine.used(id);
+        }
         if let Some(renewals) = self.renewals.get()
             && !skips_renewal(headers)
         {
@@ -255,6 +333,18 @@ impl Lookup for IndexLookup {
     }
 
     fn used(&self, id: &str) {
+        if let (Some(engine), Ok(id)) = (self.engine.upgrade(), id.parse()) {
+            engine.used(id);
+        }
+        if let Some(renewals) = self.renewals.get() {
+            renewals.used(id);
+        }
+    }
+
+    fn lasts(&self, id: &str) {
+        if let (Some(engine), Ok(id)) = (self.engine.upgrade(), id.parse()) {
+            engine.present(id);
+        }
         if let Some(renewals) = self.renewals.get() {
             renewals.used(id);
         }
@@ -325,7 +415,7 @@ fn target(entry: &Entry, inward: Inward) -> Option<Target> {
         secure_access,
         open: inward.open,
         wakes,
-        renews: extend::extension(entry).is_some(),
+        renews: extend::extension(entry).is_some() || entry.policies().is_some_and(|p| p.idle.is_some()),
         tenant: entry.tenant().map(str::to_owned),
     })
 }

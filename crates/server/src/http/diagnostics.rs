@@ -30,7 +30,7 @@ use crate::{
         render_runtime, render_summary,
     },
     engine::{
-        history::{OF_EGRESS, OWNER},
+        history::{OF_EGRESS, OWNER, RECORD},
         index::Entry,
     },
     ingress::{AGENT_PORT, EGRESS_PORT, HTTP_PORT},
@@ -118,7 +118,7 @@ async fn event_facts(app: &App, entry: &Entry) -> ApiResult<EventFacts> {
     let history = app.engine.store().history(entry.id, 500).await.map_err(unreadable)?;
     let mut events: Vec<EventLine> = history
         .into_iter()
-        .filter(|e| e.kind != OWNER)
+        .filter(|e| ![OWNER, RECORD].contains(&e.kind.as_str()))
         // The box's own record, which follows, has these with the time at which they happened.
         .filter(|e| entry.observed.is_none() || !e.kind.starts_with(OF_EGRESS))
         .map(|e| EventLine { at_ms: e.at.as_millis(), kind: e.kind, message: e.message })

@@ -7,7 +7,7 @@ use sandglass_sandbox::{
 use tracing::error;
 
 use super::error::{ApiError, Code};
-use crate::engine::{commit::EngineError, snapshots::SnapshotError};
+use crate::engine::{commit::EngineError, pools::PoolError, snapshots::SnapshotError};
 
 impl From<EngineError> for ApiError {
     fn from(e: EngineError) -> Self {
@@ -26,8 +26,16 @@ impl From<EngineError> for ApiError {
             EngineError::KeyReused => Self::new(Code::IdempotencyKeyReused, e.to_string()),
             EngineError::KeySpent => Self::new(Code::IdempotencyKeySpent, e.to_string()),
             EngineError::TooMany(_) => Self::exhausted(e.to_string(), 5),
+            EngineError::NoRepositories => Self::new(Code::ApiNotSupported, e.to_string()),
+            EngineError::NotCached => Self::new(Code::ImageNotCached, e.to_string()),
+            EngineError::CircuitOpen(after) => {
+                let seconds = u32::try_from(after.as_millis().div_ceil(1000)).unwrap_or(u32::MAX).max(1);
+                Self::new(Code::CircuitOpen, e.to_string())
+                    .with_header(http::header::RETRY_AFTER, http::HeaderValue::from(seconds))
+            }
             EngineError::Contended => Self::new(Code::Unavailable, e.to_string()),
             EngineError::SnapshotNotReady => Self::new(Code::SnapshotNotReady, e.to_string()),
+            EngineError::Pool(why) => of_pool(why),
             EngineError::Snapshot(why) => of_snapshot(why),
             EngineError::Store(source) => store_failed(source),
         }
@@ -37,6 +45,20 @@ impl From<EngineError> for ApiError {
 impl From<SnapshotError> for ApiError {
     fn from(why: SnapshotError) -> Self {
         of_snapshot(&why)
+    }
+}
+
+impl From<PoolError> for ApiError {
+    fn from(why: PoolError) -> Self {
+        of_pool(&why)
+    }
+}
+
+fn of_pool(why: &PoolError) -> ApiError {
+    match why {
+        PoolError::NotFound(_) => ApiError::new(Code::PoolNotFound, why.to_string()),
+        PoolError::Exists(_) => ApiError::new(Code::PoolAlreadyExists, why.to_string()),
+        PoolError::Store(source) => store_failed(source),
     }
 }
 
@@ -71,6 +93,8 @@ fn operation_code(operation: &str, kind: Kind) -> Code {
         "pause" => Code::PauseFailed,
         "resume" => Code::ResumeFailed,
         "remove" => Code::DeleteFailed,
+        // Nothing was accepted, and nothing was begun.
+        "create" if kind == Kind::Unavailable => Code::Unavailable,
         _ if kind == Kind::Unavailable => Code::QueryUnavailable,
         _ => Code::SandboxInternal,
     }

@@ -104,6 +104,8 @@ codes! {
     SnapshotRemoveUnavailable = SERVICE_UNAVAILABLE "DOCKER::SNAPSHOT_IMAGE_REMOVE_FAILED";
 
     PoolNotSupported = NOT_IMPLEMENTED "KUBERNETES::POOL_NOT_SUPPORTED";
+    PoolNotFound = NOT_FOUND "KUBERNETES::POOL_NOT_FOUND";
+    PoolAlreadyExists = CONFLICT "KUBERNETES::POOL_ALREADY_EXISTS";
     TemplatesNotSupported = NOT_IMPLEMENTED "FSB::API_NOT_SUPPORTED";
 
     VolumeDuplicateName = BAD_REQUEST "VOLUME::DUPLICATE_NAME";
@@ -137,8 +139,37 @@ codes! {
     IdempotencyKeyReused = CONFLICT "GENERAL::IDEMPOTENCY_KEY_REUSED";
     /// The sandbox that the key stands for is gone.
     IdempotencyKeySpent = CONFLICT "GENERAL::IDEMPOTENCY_KEY_SPENT";
+    RepositoryInvalidUrl = BAD_REQUEST "REPOSITORY::INVALID_URL";
+    RepositoryInvalidRef = BAD_REQUEST "REPOSITORY::INVALID_REF";
+    RepositoryInvalidPath = BAD_REQUEST "REPOSITORY::INVALID_PATH";
+    RepositoryHostNotAllowed = BAD_REQUEST "REPOSITORY::HOST_NOT_ALLOWED";
+    ServicePortConflict = BAD_REQUEST "SERVICE::PORT_CONFLICT";
+    ServiceNotFound = NOT_FOUND "SERVICE::NOT_FOUND";
+    UnsupportedPolicy = BAD_REQUEST "SANDBOX::UNSUPPORTED_POLICY";
+    InvalidState = CONFLICT "SANDBOX::INVALID_STATE";
+    /// Nothing fits, and the request forbids to build.
+    ImageNotCached = PRECONDITION_FAILED "IMAGE::NOT_CACHED";
     ImageNotFound = NOT_FOUND "IMAGE::NOT_FOUND";
     ImageInUse = CONFLICT "IMAGE::IN_USE";
+    /// The image cannot be given to anybody any more.
+    ImageUnusable = CONFLICT "IMAGE::UNUSABLE";
+    ImageBuildNotFound = NOT_FOUND "IMAGE_BUILD::NOT_FOUND";
+    ImageBuildTerminal = CONFLICT "IMAGE_BUILD::TERMINAL";
+    /// The same build just failed and would fail again.
+    ImageBuildFailedRecently = CONFLICT "IMAGE_BUILD::FAILED_RECENTLY";
+    ImageBuildUnavailable = SERVICE_UNAVAILABLE "IMAGE_BUILD::UNAVAILABLE";
+    PrebuildNotFound = NOT_FOUND "PREBUILD::NOT_FOUND";
+    WebhookUnsigned = UNAUTHORIZED "PREBUILD::UNSIGNED";
+    WebhookNotFound = NOT_FOUND "WEBHOOK::NOT_FOUND";
+    WebhookConflict = CONFLICT "WEBHOOK::CONFLICT";
+    /// Sandboxes of this kind did not become ready of late.
+    CircuitOpen = TOO_MANY_REQUESTS "SPAWN::CIRCUIT_OPEN";
+    QuotaExceeded = TOO_MANY_REQUESTS "QUOTA::EXCEEDED";
+    RepositoryInvalidRecipe = BAD_REQUEST "REPOSITORY::INVALID_RECIPE";
+    RepositoryRefNotFound = NOT_FOUND "REPOSITORY::REF_NOT_FOUND";
+    /// The remote refused the credential, which is not that of this API.
+    RepositoryAuthFailed = BAD_GATEWAY "REPOSITORY::AUTH_FAILED";
+    RepositoryUnreachable = BAD_GATEWAY "REPOSITORY::UNREACHABLE";
     NoSpace = INSUFFICIENT_STORAGE "GENERAL::NO_SPACE";
     RouteNotFound = NOT_FOUND "GENERAL::NOT_FOUND";
     MethodNotAllowed = METHOD_NOT_ALLOWED "GENERAL::METHOD_NOT_ALLOWED";

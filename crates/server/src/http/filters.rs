@@ -29,6 +29,11 @@ pub fn page(query: &QueryString) -> ApiResult<PageRequest> {
 pub struct States(Vec<String>);
 
 impl States {
+    /// Whether this state was asked for by its name.
+    pub fn name(&self, state: &str) -> bool {
+        self.0.iter().any(|wanted| wanted.eq_ignore_ascii_case(state))
+    }
+
     /// Whether a state is kept; case does not matter.
     pub fn matches(&self, state: &str) -> bool {
         self.0.is_empty() || self.0.iter().any(|wanted| wanted.eq_ignore_ascii_case(state))

@@ -1,9 +1,13 @@
 //! The HTTP edge: reads requests, calls the engine, writes answers. No SQL, no runtime, no decisions about sandboxes.
 
 mod app;
+mod build_errors;
+mod build_logs;
+mod built_images;
 pub mod decode;
 mod diagnostics;
 mod docs;
+mod ended;
 mod engine_errors;
 pub mod error;
 mod events;
@@ -11,6 +15,7 @@ pub mod fields;
 pub mod filters;
 pub mod front;
 mod health;
+mod image_builds;
 pub mod images;
 mod ingress;
 mod instant;
@@ -20,11 +25,22 @@ mod metrics_page;
 pub mod middleware;
 mod network_policy;
 pub mod parse;
+mod pools;
+mod prebuilds;
 mod present;
+mod present_workspace;
+mod pushes;
 pub mod router;
 mod sandboxes;
+mod service_access;
+mod service_logs;
+mod services;
 mod snapshots;
 mod unsupported;
 pub mod validate;
+mod webhooks;
 
 pub use app::App;
+pub(crate) use app::published_host;
+pub use ended::describe;
+pub(crate) use events::translate;

@@ -1,15 +1,18 @@
 //! From what the engine knows to what the wire says.
 
 use sandglass_api::lifecycle::{
-    CreateSandboxResponse, ECHOED_EXTENSION_PREFIX, ImageSpec, PlatformSpec, Sandbox, SandboxStatus,
-    StringMap,
+    AllocationSummary, CreateSandboxResponse, ECHOED_EXTENSION_PREFIX, ImageSpec, PlatformSpec, Sandbox,
+    SandboxPolicies, SandboxStatus, StringMap,
 };
 use sandglass_sandbox::{
     lifecycle::state::{State, Status},
+    policy::Action,
     spec::Spec,
 };
 
-use crate::engine::index::Entry;
+use super::present_workspace;
+pub(super) use super::present_workspace::{complete, in_short, service};
+use crate::engine::{index::Entry, policies::UseView};
 
 fn status(status: Status) -> SandboxStatus {
     SandboxStatus {
@@ -47,6 +50,10 @@ fn extensions(spec: &Spec) -> Option<StringMap> {
     (!echoed.is_empty()).then_some(echoed)
 }
 
+fn allocation(pool: &str) -> AllocationSummary {
+    AllocationSummary { mode: "pool".to_owned(), pool_ref: pool.to_owned(), state: "allocated".to_owned() }
+}
+
 /// A sandbox as GET and list show it.
 pub fn sandbox(entry: &Entry) -> Sandbox {
     let spec = entry.spec();
@@ -60,11 +67,39 @@ pub fn sandbox(entry: &Entry) -> Sandbox {
         status: status_of(entry),
         metadata: facts.map(|f| f.metadata.clone()).unwrap_or_default(),
         extensions: spec.and_then(extensions),
-        allocation: None,
+        allocation: entry.pool().map(allocation),
         entrypoint: entry.entrypoint(),
         expires_at: facts.and_then(|f| f.expires_at).map(Into::into),
         created_at: entry.created_at().into(),
+        source: None,
+        generation: None,
+        progress: None,
+        agent: None,
+        services: None,
+        uptime_seconds: None,
+        last_failure: None,
+        policies: None,
+        seed_state: None,
+        seed_uptime_seconds: None,
     }
+}
+
+/// The policies of a sandbox and how far they are.
+pub fn policies(entry: &Entry, usage: Option<UseView>) -> Option<SandboxPolicies> {
+    let policies = entry.policies()?;
+    let idle = policies.idle;
+    let reserve = (policies.on_expire != Action::Terminate).then_some(policies.expire_reserve_seconds);
+    Some(SandboxPolicies {
+        on_expire: policies.on_expire.word().to_owned(),
+        expire_reserve_seconds: reserve,
+        idle_timeout_seconds: idle.map(|idle| idle.timeout_seconds),
+        idle_action: idle.map(|idle| idle.action.word().to_owned()),
+        max_presence_extension_seconds: idle.map(|idle| idle.max_presence_seconds),
+        leased_until: usage.as_ref().and_then(|usage| usage.leased_until).map(Into::into),
+        idle_at: usage.as_ref().and_then(|usage| usage.idle_at).map(Into::into),
+        in_use_until: usage.as_ref().filter(|_| idle.is_some()).map(|usage| usage.in_use_until.into()),
+        last_failure: usage.and_then(|usage| usage.failure),
+    })
 }
 
 /// The answer to a create. `metadata` is the request's map as it came.
@@ -79,5 +114,7 @@ pub fn created(entry: &Entry, metadata: Option<StringMap>) -> CreateSandboxRespo
         expires_at: entry.facts().and_then(|f| f.expires_at).map(Into::into),
         created_at: entry.created_at().into(),
         entrypoint: entry.entrypoint(),
+        source: present_workspace::source(entry),
+        generation: spec.and_then(|s| s.source.as_ref()).map(|_| present_workspace::GENERATION),
     }
 }

@@ -3,12 +3,13 @@
 use axum::{
     Router,
     middleware::{from_fn, from_fn_with_state},
-    routing::{delete, get, patch, post},
+    routing::{get, patch, post, put},
 };
 
 use super::{
-    App, diagnostics, docs, events, front::Front, health, images, ingress, metrics_events, metrics_page,
-    middleware, network_policy, sandboxes, snapshots, unsupported,
+    App, build_logs, built_images, diagnostics, docs, events, front::Front, health, image_builds, images,
+    ingress, metrics_events, metrics_page, middleware, network_policy, pools, prebuilds, pushes, sandboxes,
+    service_access, service_logs, services, snapshots, unsupported, webhooks,
 };
 
 /// Routes that exist at the root and under `/v1`.
@@ -22,12 +23,19 @@ fn both_mounts(app: &App) -> Router<App> {
         .route("/sandboxes/{id}/pause", post(sandboxes::pause))
         .route("/sandboxes/{id}/resume", post(sandboxes::resume))
         .route("/sandboxes/{id}/renew-expiration", post(sandboxes::renew))
+        .route("/sandboxes/{id}/activity", post(sandboxes::activity))
         .route("/sandboxes/{id}/endpoints/{port}", get(sandboxes::endpoint))
         .route("/sandboxes/{id}/diagnostics/logs", get(diagnostics::logs))
         .route("/sandboxes/{id}/diagnostics/events", get(diagnostics::events))
         .route("/sandboxes/{id}/diagnostics/inspect", get(diagnostics::inspect))
         .route("/sandboxes/{id}/diagnostics/summary", get(diagnostics::summary))
         .route("/sandboxes/{id}/events", get(events::events))
+        .route("/sandboxes/{id}/services", get(services::list))
+        .route("/sandboxes/{id}/services/{name}", get(services::get).put(services::switch))
+        .route("/sandboxes/{id}/services/{name}/restart", post(services::restart))
+        .route("/sandboxes/{id}/services/{name}/access", post(service_access::open))
+        .route("/sandboxes/{id}/services/{name}/tunnel", get(service_access::tunnel))
+        .route("/sandboxes/{id}/services/{name}/logs", get(service_logs::read))
         // Snapshots, as far as the runtime makes them.
         .route("/sandboxes/{id}/snapshots", post(snapshots::create))
         .route("/snapshots", get(snapshots::list))
@@ -40,12 +48,9 @@ fn both_mounts(app: &App) -> Router<App> {
                 .delete(network_policy::delete)
                 .route_layer(use_of_sandbox),
         )
+        .route("/pools", post(pools::create).get(pools::list))
+        .route("/pools/{name}", get(pools::get).put(pools::resize).delete(pools::delete))
         // What single hosts lack: validated, then refused with the documented code.
-        .route("/pools", post(unsupported::create_pool).get(unsupported::no_pools))
-        .route(
-            "/pools/{name}",
-            get(unsupported::no_pools).put(unsupported::update_pool).delete(unsupported::no_pools),
-        )
         .route("/templates", post(unsupported::create_template).get(unsupported::list_templates))
         .route("/templates/{id}", get(unsupported::no_templates).delete(unsupported::no_templates))
 }
@@ -57,11 +62,25 @@ fn v1_only() -> Router<App> {
         .route("/ingress/sandboxes", get(ingress::sandboxes))
         .route("/ingress/sandboxes/{id}/wake", post(ingress::wake))
         .route("/ingress/uses", post(ingress::uses))
-        .route("/images", get(images::list))
+        .route("/images", get(built_images::list))
         .route("/images/pull", post(images::pull))
         .route("/images/import", post(images::import))
         .route("/images/prune", post(images::prune))
-        .route("/images/{reference}", delete(images::remove))
+        .route("/images/{reference}", get(built_images::get).delete(built_images::remove))
+        .route("/images/tags/{repository_key}/{tag}", put(built_images::move_tag))
+        .route("/image-builds", post(image_builds::create).get(image_builds::list))
+        .route("/image-builds/{id}", get(image_builds::get).delete(image_builds::cancel))
+        .route("/image-builds/{id}/logs", get(build_logs::read))
+        .route("/image-builds/{id}/events", get(image_builds::events))
+        .route("/prebuilds", post(prebuilds::create).get(prebuilds::list))
+        .route("/prebuilds/{id}", get(prebuilds::get).put(prebuilds::replace).delete(prebuilds::remove))
+        .route("/prebuilds/{id}/trigger", post(prebuilds::trigger))
+        .route("/webhooks", post(webhooks::create).get(webhooks::list))
+        .route("/webhooks/{id}", get(webhooks::get).put(webhooks::replace).delete(webhooks::remove))
+        .route("/webhooks/{id}/test", post(webhooks::test))
+        .route("/webhooks/{id}/deliveries", get(webhooks::deliveries))
+        // Needs no key: the push is signed.
+        .route("/prebuilds/{id}/webhook", post(pushes::accept))
 }
 
 /// Routes that anybody may reach.

@@ -1,4 +1,4 @@
-//! Pools and templates, which no runtime on a single host has: the request is validated, then refused with the documented code.
+//! Templates, which no runtime on a single host has: the request is validated, then refused with the documented code.
 
 use axum::extract::State;
 use http::Uri;
@@ -12,23 +12,6 @@ use super::{
 
 fn lacking(app: &App, code: Code, what: &str) -> ApiError {
     ApiError::new(code, format!("{what} are not available on the {} runtime", app.engine.runtime().name()))
-}
-
-/// Every pool route without a body.
-pub async fn no_pools(State(app): State<App>) -> ApiError {
-    lacking(&app, Code::PoolNotSupported, "pools")
-}
-
-/// `POST /pools`
-pub async fn create_pool(State(app): State<App>, body: RawBody) -> ApiResult<()> {
-    decode::small::new_pool(&body.required()?)?;
-    Err(no_pools(State(app)).await)
-}
-
-/// `PUT /pools/{name}`
-pub async fn update_pool(State(app): State<App>, body: RawBody) -> ApiResult<()> {
-    decode::small::resized_pool(&body.required()?)?;
-    Err(no_pools(State(app)).await)
 }
 
 /// `GET /templates`

@@ -25,6 +25,8 @@ pub(super) enum Grounds {
     ServerKey,
     /// A token of this sandbox.
     Token,
+    /// A link or cookie for what the request asks for.
+    Visit,
     /// Nothing is asked for.
     Open,
 }

@@ -11,7 +11,7 @@ use super::access::Grounds;
 use super::carrier::Way;
 use super::endpoints::without_scheme;
 use super::lookup::Target;
-use super::route::Route;
+use super::route::{Mount, Route};
 use super::{ACCESS_RENEW, AGENT_PORT, AGENT_TOKEN, API_KEY, EGRESS_TOKEN, ROUTE_TOKEN, SECURE_ACCESS};
 use crate::listener::Scheme;
 
@@ -42,7 +42,8 @@ pub(super) fn request(
     let to_agent_itself = application.port() == AGENT_PORT;
     // An agent without a token was made by another server and asks for none.
     let mut keeps_agent_token = to_agent_itself;
-    let vouched = way == Way::Agent || (to_agent_itself && grounds == Grounds::ServerKey);
+    let vouched =
+        way == Way::Agent || (to_agent_itself && matches!(grounds, Grounds::ServerKey | Grounds::Visit));
     if vouched && !target.agent_token.is_empty() {
         put(AGENT_TOKEN, &target.agent_token);
         keeps_agent_token = true;
@@ -111,17 +112,20 @@ pub(super) fn response(headers: &mut HeaderMap, route: &Route<'_>, eip: Option<&
     if location.first() != Some(&b'/') || location.get(1) == Some(&b'/') {
         return;
     }
-    let mut rewritten = match eip.map(|eip| without_scheme(eip).split_once('/').map_or("", |(_, path)| path))
-    {
-        Some("") => String::new(),
-        Some(path) => format!("/{path}"),
-        None => route.mount.prefix().to_owned(),
-    }
-    .into_bytes();
+    let mut rewritten = outer_prefix(route.mount, eip).into_bytes();
     rewritten.extend_from_slice(route.own_path().as_bytes());
     rewritten.extend_from_slice(location);
     if let Ok(value) = HeaderValue::from_bytes(&rewritten) {
         headers.insert(LOCATION, value);
+    }
+}
+
+/// What stands before the paths of the API as clients see them.
+pub(super) fn outer_prefix(mount: Mount, eip: Option<&str>) -> String {
+    match eip.map(|eip| without_scheme(eip).split_once('/').map_or("", |(_, path)| path)) {
+        Some("") => String::new(),
+        Some(path) => format!("/{path}"),
+        None => mount.prefix().to_owned(),
     }
 }
 

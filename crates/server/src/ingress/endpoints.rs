@@ -99,7 +99,7 @@ pub fn answer(
         None if !query.use_server_proxy && vantage.style == EndpointStyle::Direct && !guarded => {
             direct(vantage.public_host, target, port)?
         }
-        _ => Way::Server(format!("{}/sandboxes/{id}/proxy/{port}", base(vantage))),
+        _ => Way::Server(format!("{}/sandboxes/{id}/proxy/{port}", vantage.base())),
     };
     let mut headers = headers(&way, vantage, target, (port, expires));
     let endpoint = match way {
@@ -192,10 +192,14 @@ fn address(reach: Reach) -> Option<IpAddr> {
     }
 }
 
-fn base(vantage: Vantage<'_>) -> String {
-    match vantage.eip.map(without_scheme) {
-        Some(eip) => eip.to_owned(),
-        None => format!("{}{}", vantage.host, vantage.mount.prefix()),
+impl Vantage<'_> {
+    /// Under what the API's paths are reached: `host[:port][/path]`.
+    #[must_use]
+    pub fn base(&self) -> String {
+        match self.eip.map(without_scheme) {
+            Some(eip) => eip.to_owned(),
+            None => format!("{}{}", self.host, self.mount.prefix()),
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Target {
     pub open: bool,
     /// While it is paused, requests resume it and wait.
     pub wakes: bool,
-    /// Use extends its life.
+    /// Use extends its life, or keeps it from becoming idle: what goes on is reported, too.
     pub renews: bool,
     /// Whose it is; `None` on a server without tenants.
     pub tenant: Option<String>,
@@ -100,8 +100,13 @@ pub trait Lookup: Send + Sync {
         true
     }
 
-    /// A request that was admitted used this sandbox; for renewal on access.
+    /// A request that was admitted used this sandbox; for renewal on access and for its idle clock.
     fn used(&self, _id: &str) {}
+
+    /// A use that was reported before goes on: bytes move on a connection of it. Whoever does not tell the two apart takes it for one more use.
+    fn lasts(&self, id: &str) {
+        self.used(id);
+    }
 
     /// Resumes a paused sandbox. Done when it runs or is known not to; a pause that is under way comes to its end first.
     fn wake(&self, _id: &str) -> Waking {

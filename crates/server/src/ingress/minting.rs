@@ -65,6 +65,11 @@ impl Minting {
         self.signer.is_some()
     }
 
+    /// Whether what it signs is whole in the address, so that a browser needs nothing else.
+    pub(crate) fn signs_addresses(&self) -> bool {
+        self.signs() && self.mode != RouteMode::Header
+    }
+
     /// A route to a port, signed when it is to expire.
     pub(super) fn mint(&self, route: (&str, u16), expires: Option<u64>) -> Result<Minted, Refusal> {
         let Some(expires) = expires else {

@@ -16,6 +16,8 @@ pub mod public_host;
 mod refusal;
 mod relay;
 mod route;
+mod tunnel;
+mod visits;
 mod wake;
 mod ways;
 mod websocket;
@@ -34,6 +36,8 @@ pub use refusal::Refusal;
 pub use relay::{IngressSettings, IngressState, answer, proxy_handler};
 pub(crate) use relay::{USE_LASTS, skips_renewal, wants_awake};
 pub use route::Mount;
+pub use tunnel::Tunnelled;
+pub use visits::{Invitation, invite};
 pub(crate) use wake::Wakes;
 pub use wake::{NotWoken, Park, Waking};
 pub(crate) use ways::Need;
@@ -65,3 +69,5 @@ pub const ACCESS_RENEW: HeaderName = HeaderName::from_static("opensandbox-access
 mod front_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod visit_tests;

@@ -27,6 +27,8 @@ pub enum Refusal {
     MissingKey,
     #[error("the API key or access token is wrong")]
     InvalidKey,
+    #[error("this link has expired or is wrong; ask for a new one")]
+    Link,
     #[error("this sandbox requires its secure access token")]
     SecureAccess,
     #[error("the API key cannot be checked at the moment")]
@@ -98,7 +100,7 @@ impl Refusal {
             | Self::ExpiresTooLate
             | Self::LabelTooLong
             | Self::NoEnforcer => StatusCode::BAD_REQUEST,
-            Self::MissingKey | Self::InvalidKey | Self::SecureAccess => StatusCode::UNAUTHORIZED,
+            Self::MissingKey | Self::InvalidKey | Self::Link | Self::SecureAccess => StatusCode::UNAUTHORIZED,
             Self::NotRunning => StatusCode::CONFLICT,
             Self::Paused
             | Self::NotWoken
@@ -125,7 +127,7 @@ impl Refusal {
             Self::PortOutOfRange => "DOCKER::INVALID_PORT",
             Self::TargetMalformed | Self::Handshake => "GENERAL::UNKNOWN_ERROR",
             Self::MissingKey => "MISSING_API_KEY",
-            Self::InvalidKey => "INVALID_API_KEY",
+            Self::InvalidKey | Self::Link => "INVALID_API_KEY",
             Self::SecureAccess => "MISSING_OR_INVALID_SECURE_ACCESS",
             Self::TenantProvider => "TENANT_PROVIDER_UNAVAILABLE",
             Self::NotFound => "DOCKER::SANDBOX_NOT_FOUND",

@@ -1,5 +1,6 @@
 //! One request on a proxy route, from its arrival to the answer's head.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use super::edits::{self, Observed};
 use super::lookup::{Lookup, Reach, Target};
 use super::refusal::Refusal;
 use super::route::Route;
+use super::visits::{self, Brought, Shown};
 use super::wake::Wakes;
 use super::ways::Need;
 use super::websocket::{Close, Handshake};
@@ -72,6 +74,26 @@ impl IngressState {
         self.shared.carrier.connect(target, application, need).await
     }
 
+    /// Where to, once the sandbox is awake; it counts as used from then on, for as long as bytes move.
+    pub(super) async fn awake(
+        &self,
+        id: &str,
+        target: &Target,
+        headers: &HeaderMap,
+    ) -> Result<(Target, Option<Pulse>), Refusal> {
+        let shared = &self.shared;
+        let target = match wants_awake(target, headers) {
+            true => shared.wakes.awake(&*shared.lookup, id).await?,
+            false => target.clone(),
+        };
+        if skips_renewal(headers) {
+            return Ok((target, None));
+        }
+        shared.lookup.used(id);
+        let pulse = target.renews.then(|| shared.pulse(id));
+        Ok((target, pulse))
+    }
+
     /// Takes no further requests, and lets those under way and upgraded connections end for so long. Returns what was cut.
     pub async fn drain(&self, grace: Duration) -> Counts {
         self.shared.carrier.drain(grace).await
@@ -97,7 +119,7 @@ pub async fn answer(state: &IngressState, request: Request) -> Response {
         request.extensions().get::<OriginalUri>().map_or_else(|| request.uri().clone(), |uri| uri.0.clone());
     let refusal = match state.shared.relay(&uri, request).await {
         Ok(response) if handshake.is_some() && response.status() != StatusCode::SWITCHING_PROTOCOLS => None,
-        Ok(response) => return marked(response.map(Body::new), Proxied::Answered),
+        Ok(response) => return marked(response, Proxied::Answered),
         Err(refusal) => Some(refusal),
     };
     let outcome = refusal.map_or(Proxied::Answered, Refusal::outcome);
@@ -129,14 +151,21 @@ fn whole_handshake(headers: &HeaderMap) -> bool {
 }
 
 impl Shared {
-    async fn relay(&self, uri: &Uri, request: Request) -> Result<Response<ResponseBody>, Refusal> {
+    async fn relay(&self, uri: &Uri, mut request: Request) -> Result<Response, Refusal> {
         let route = Route::parse(uri.path())?;
         if matches!(*request.method(), Method::CONNECT | Method::TRACE) {
             return Err(Refusal::Method);
         }
         let target = self.lookup.target(route.id);
-        let admitted = self.settings.access.admit(request.headers(), target.as_ref(), route.port).await;
+        let brought = Brought::of(&route, uri.query(), request.headers());
+        let (has_link, shown) =
+            (brought.has_link(), target.as_ref().and_then(|target| brought.opens(target)));
+        let admitted = match (&target, shown) {
+            (Some(target), Some(_)) => Ok((target, Grounds::Visit)),
+            (target, _) => self.settings.access.admit(request.headers(), target.as_ref(), route.port).await,
+        };
         let (target, grounds) = admitted.map_err(|refusal| match refusal {
+            Refusal::MissingKey | Refusal::InvalidKey | Refusal::SecureAccess if has_link => Refusal::Link,
             // Whether it is another tenant's or does not exist makes no difference here either.
             Refusal::NotFound if !self.lookup.complete() => Refusal::Unknown,
             refusal => refusal,
@@ -144,6 +173,17 @@ impl Shared {
         if !whole_handshake(request.headers()) {
             return Err(Refusal::Handshake);
         }
+        let upgrade = requested_upgrade(request.headers()).is_some();
+        if shown == Some(Shown::Link) && visits::navigates(request.method(), upgrade) {
+            let observed = Observed::of(request.headers(), request.extensions());
+            let eip = self.settings.eip.as_deref();
+            return visits::exchanged(&route, uri.query(), target, &observed, eip).ok_or(Refusal::Link);
+        }
+        visits::hide_cookies(request.headers_mut());
+        let query = uri.query().and_then(|query| match has_link {
+            true => visits::without_link(query).map(Cow::Owned),
+            false => Some(Cow::Borrowed(query)),
+        });
         let woken;
         let target = if wants_awake(target, request.headers()) {
             woken = self.wakes.awake(&*self.lookup, route.id).await?;
@@ -158,13 +198,15 @@ impl Shared {
             target.renews.then(|| self.pulse(route.id))
         };
         let application = SocketAddr::new(address(target.reach)?, route.port);
-        self.exchange((&route, uri.query()), (target, grounds), (application, pulse), request).await
+        let at = (application, pulse);
+        let response = self.exchange((&route, query.as_deref()), (target, grounds), at, request).await?;
+        Ok(response.map(Body::new))
     }
 
     /// Use that lasts, such as a terminal's.
     fn pulse(&self, id: &str) -> Pulse {
         let (lookup, id) = (self.lookup.clone(), id.to_owned());
-        Pulse::new(USE_LASTS, move || lookup.used(&id))
+        Pulse::new(USE_LASTS, move || lookup.lasts(&id))
     }
 
     async fn exchange(

@@ -63,6 +63,11 @@ impl<'a> Route<'a> {
         target(&format!("/proxy/{}{rest}", self.port), query)
     }
 
+    /// What follows the port, as written.
+    pub(super) fn rest(&self) -> &'a str {
+        self.rest
+    }
+
     /// The path that leads here, without what follows the port.
     pub(super) fn own_path(&self) -> String {
         format!("/sandboxes/{}/proxy/{}", self.id, self.port)

@@ -20,9 +20,9 @@ use crate::tenants::Keyring;
 
 /// Sandboxes by id, and which of them were used.
 #[derive(Default)]
-struct Known {
-    targets: HashMap<&'static str, Target>,
-    used: Mutex<Vec<String>>,
+pub(super) struct Known {
+    pub(super) targets: HashMap<&'static str, Target>,
+    pub(super) used: Mutex<Vec<String>>,
 }
 
 impl Lookup for Known {
@@ -43,7 +43,7 @@ fn at(reach: Reach) -> Target {
     }
 }
 
-async fn serve(address: (IpAddr, u16), app: Router) -> SocketAddr {
+pub(super) async fn serve(address: (IpAddr, u16), app: Router) -> SocketAddr {
     let listener = TcpListener::bind(address).await.unwrap();
     let address = listener.local_addr().unwrap();
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
@@ -52,7 +52,7 @@ async fn serve(address: (IpAddr, u16), app: Router) -> SocketAddr {
 }
 
 /// Answers what it was asked, and a marker for who answered.
-fn mirror(who: &'static str) -> Router {
+pub(super) fn mirror(who: &'static str) -> Router {
     Router::new().fallback(move |request: Request| async move {
         let headers: Vec<String> = request
             .headers()
@@ -68,14 +68,14 @@ fn mirror(who: &'static str) -> Router {
     })
 }
 
-struct Stage {
-    known: Arc<Known>,
-    api: SocketAddr,
-    forwarder: Forwarder,
+pub(super) struct Stage {
+    pub(super) known: Arc<Known>,
+    pub(super) api: SocketAddr,
+    pub(super) forwarder: Forwarder,
 }
 
 /// A server whose sandboxes are at `address`.
-async fn stage(address: IpAddr, settings: IngressSettings) -> Stage {
+pub(super) async fn stage(address: IpAddr, settings: IngressSettings) -> Stage {
     let running = at(Reach::Addressable(address));
     let targets = HashMap::from([
         ("guarded", Target { secure_access: true, ..running.clone() }),
@@ -97,12 +97,12 @@ async fn stage(address: IpAddr, settings: IngressSettings) -> Stage {
     Stage { known, api, forwarder }
 }
 
-fn closed() -> IngressSettings {
+pub(super) fn closed() -> IngressSettings {
     let access = AccessRules { keys: Keyring::single(Some("server-key")), open_proxy: false };
     IngressSettings { access, eip: None }
 }
 
-async fn ask(api: SocketAddr, line: &str, headers: &str) -> String {
+pub(super) async fn ask(api: SocketAddr, line: &str, headers: &str) -> String {
     let mut stream = TcpStream::connect(api).await.unwrap();
     let request = format!("{line} HTTP/1.1\r\nHost: api.local\r\nConnection: close\r\n{headers}\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -235,7 +235,7 @@ async fn refusals_carry_their_status_and_code() {
 }
 
 /// Sends a WebSocket handshake; returns the head of the answer and the bytes of the first frame.
-async fn handshake(api: SocketAddr, path: &str, headers: &str) -> (String, Vec<u8>, TcpStream) {
+pub(super) async fn handshake(api: SocketAddr, path: &str, headers: &str) -> (String, Vec<u8>, TcpStream) {
     let mut stream = TcpStream::connect(api).await.unwrap();
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: api.local\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\

@@ -71,6 +71,17 @@ pub(super) enum Value {
     Int(i64),
 }
 
+impl Value {
+    /// The same value once more.
+    pub(super) fn again(&self) -> Self {
+        match self {
+            Self::Text(text) => Self::Text(text.clone()),
+            Self::Maybe(text) => Self::Maybe(text.clone()),
+            Self::Int(number) => Self::Int(*number),
+        }
+    }
+}
+
 impl From<i64> for Value {
     fn from(value: i64) -> Self {
         Self::Int(value)

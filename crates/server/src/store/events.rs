@@ -2,7 +2,7 @@
 
 use sandglass_sandbox::{
     SandboxId, Timestamp,
-    ports::store::{EventRecord, HistoryBounds, SequencedEvent, StoreError},
+    ports::store::{EndedSandbox, EventRecord, HistoryBounds, SequencedEvent, StoreError},
 };
 
 use super::database::{Session, values};
@@ -15,10 +15,19 @@ pub(super) async fn append(
     id: SandboxId,
     events: &[EventRecord],
 ) -> Result<(), StoreError> {
+    append_about(on, &id.to_string(), events).await
+}
+
+/// The same for what is no sandbox.
+pub(super) async fn append_about(
+    on: &mut Session,
+    subject: &str,
+    events: &[EventRecord],
+) -> Result<(), StoreError> {
     for event in events {
         on.execute(
             "INSERT INTO events (sandbox_id, at_ms, kind, message) VALUES ($1, $2, $3, $4)",
-            values![id.to_string(), event.at.as_millis(), event.kind.as_str(), event.message.as_str()],
+            values![subject, event.at.as_millis(), event.kind.as_str(), event.message.as_str()],
         )
         .await?;
     }
@@ -65,6 +74,40 @@ pub(super) async fn bounds(on: &mut Session, id: SandboxId) -> Result<Option<His
 
 pub(super) async fn prune(on: &mut Session, before: Timestamp) -> Result<u64, StoreError> {
     on.execute("DELETE FROM events WHERE at_ms < $1", values![before.as_millis()]).await
+}
+
+/// The newest lines of the kinds after which nothing of their sandboxes is left, with what was kept of each.
+pub(super) async fn ended(
+    on: &mut Session,
+    since: Timestamp,
+    id: Option<SandboxId>,
+    limit: u32,
+) -> Result<Vec<EndedSandbox>, StoreError> {
+    let id = id.map(|id| id.to_string());
+    let rows: Vec<(String, i64, String, String, String)> = on
+        .rows(
+            "SELECT e.sandbox_id, e.at_ms, e.message, k.kind, k.message FROM events e \
+             JOIN events k ON k.sandbox_id = e.sandbox_id AND k.kind IN ('owner', 'record') \
+             WHERE e.kind = 'removed' AND e.at_ms >= $1 AND ($2 IS NULL OR e.sandbox_id = $2) \
+             ORDER BY e.at_ms DESC, e.sandbox_id, k.seq LIMIT $3",
+            values![since.as_millis(), id.as_deref(), i64::from(limit)],
+        )
+        .await?;
+    let mut ended: Vec<EndedSandbox> = Vec::new();
+    for (sandbox, at, reason, kind, message) in rows {
+        let Ok(sandbox) = sandbox.parse::<SandboxId>() else { continue };
+        if ended.last().is_none_or(|last| last.sandbox_id != sandbox) {
+            let at = Timestamp::clamped(at);
+            ended.push(EndedSandbox { sandbox_id: sandbox, at, reason, owner: None, records: Vec::new() });
+        }
+        let Some(last) = ended.last_mut() else { continue };
+        match kind.as_str() {
+            "owner" => last.owner = Some(message),
+            _ => last.records.push(message),
+        }
+    }
+    ended.retain(|one| !one.records.is_empty());
+    Ok(ended)
 }
 
 fn sequenced((seq, at, kind, message): Line) -> SequencedEvent {

@@ -16,13 +16,13 @@ use sqlx::{ConnectOptions, Connection, postgres::PgPoolOptions};
 use super::{
     SqlStore,
     database::{Database, Session, Value, failed, values},
-    postgres,
+    migrate_events::Numbers,
+    migrate_rows, postgres,
 };
 use crate::config::{PostgresConfig, Secret};
 
 /// The variable that holds a connection string, as for the server.
 pub const DSN_VARIABLE: &str = "OPENSANDBOX_STORE_POSTGRESQL_DSN";
-const PAGE: i64 = 1000;
 
 /// Why nothing was moved.
 #[derive(Debug, thiserror::Error)]
@@ -91,11 +91,11 @@ pub struct Moved {
 }
 
 impl Moved {
-    fn new(table: &'static str) -> Self {
+    pub(super) fn new(table: &'static str) -> Self {
         Self { table, total: 0, migrated: 0, skipped: 0 }
     }
 
-    fn count(&mut self, migrated: bool) {
+    pub(super) fn count(&mut self, migrated: bool) {
         self.total += 1;
         if migrated { self.migrated += 1 } else { self.skipped += 1 }
     }
@@ -115,10 +115,22 @@ pub async fn migrate(from: &Place, to: &Place, dry_run: bool) -> Result<Vec<Move
     }
     let target = if dry_run { Side::inspect(to).await } else { Side::write(to).await };
     let mut target = target?;
-    let mut moved = Vec::new();
-    for table in [Table::Intents, Table::Events, Table::Keys, Table::Snapshots] {
+    let numbers = Numbers::of(&mut source.end(), &mut target.end()).await?;
+    let intents = Table::Intents.copy(&mut source, &mut target, dry_run).await?;
+    let events = numbers.copy(&mut source.end(), &mut target.end(), dry_run).await?;
+    let came_in = !dry_run && events.migrated > 0;
+    let mut moved = vec![intents, events];
+    for table in [Table::Keys, Table::Snapshots] {
         moved.push(table.copy(&mut source, &mut target, dry_run).await?);
     }
+    if came_in {
+        numbers.pass_over(&mut source.end(), &mut target.end()).await?;
+    }
+    let rows = migrate_rows::copy(&mut source.end(), &mut target.end(), numbers.beyond, dry_run).await?;
+    if came_in || (!dry_run && migrate_rows::brings_places(&rows)) {
+        numbers.go_on(&mut target.end()).await?;
+    }
+    moved.extend(rows);
     target.session.commit().await.map_err(MigrateError::Target)?;
     target.database.close().await;
     drop(source.session);
@@ -224,7 +236,12 @@ impl Side {
         };
         let rows: Vec<(String,)> = session.rows(list, values![]).await?;
         let mut tables: HashSet<String> = rows.into_iter().map(|(name,)| name).collect();
-        tables.retain(|name| Table::ALL.iter().any(|table| table.name() == name));
+        let known = |name: &String| {
+            name == "events"
+                || Table::ALL.iter().any(|table| table.name() == name)
+                || migrate_rows::is_known(name)
+        };
+        tables.retain(known);
         let own = tables.contains("snapshots");
         let other: Option<(String,)> = session.row(other, values![]).await?;
         let snapshots = match (other, &database) {
@@ -236,6 +253,10 @@ impl Side {
             _ => SNAPSHOTS,
         };
         Ok(Self { database, session, tables, snapshots })
+    }
+
+    fn end(&mut self) -> migrate_rows::End<'_> {
+        migrate_rows::End { session: &mut self.session, tables: &self.tables }
     }
 
     fn has(&self, table: Table) -> bool {
@@ -308,18 +329,16 @@ async fn postgres_in_use(config: &PostgresConfig) -> Result<bool, StoreError> {
 #[derive(Clone, Copy)]
 enum Table {
     Intents,
-    Events,
     Keys,
     Snapshots,
 }
 
 impl Table {
-    const ALL: [Self; 4] = [Self::Intents, Self::Events, Self::Keys, Self::Snapshots];
+    const ALL: [Self; 3] = [Self::Intents, Self::Keys, Self::Snapshots];
 
     fn name(self) -> &'static str {
         match self {
             Self::Intents => "intents",
-            Self::Events => "events",
             Self::Keys => "idempotency_keys",
             Self::Snapshots => "snapshots",
         }
@@ -331,7 +350,6 @@ impl Table {
             return Ok(moved);
         }
         match self {
-            Self::Events => events(from, to, dry_run, &mut moved).await?,
             Self::Intents => {
                 let rows: Vec<(String, i64, String)> = from
                     .session
@@ -377,10 +395,6 @@ impl Table {
                 "SELECT sandbox_id FROM intents WHERE sandbox_id = $1",
                 "INSERT INTO intents (sandbox_id, generation, body) VALUES ($1, $2, $3)",
             ),
-            Self::Events => (
-                "SELECT sandbox_id FROM events WHERE sandbox_id = $1 LIMIT 1",
-                "INSERT INTO events (sandbox_id, seq, at_ms, kind, message) VALUES ($1, $2, $3, $4, $5)",
-            ),
             Self::Keys => (
                 "SELECT key FROM idempotency_keys WHERE key = $1",
                 "INSERT INTO idempotency_keys (key, fingerprint, sandbox_id, at_ms) VALUES ($1, $2, $3, $4)",
@@ -418,52 +432,6 @@ impl Table {
             to.session.execute(self.statements().1, row).await?;
         }
         Ok(true)
-    }
-}
-
-/// History keeps its numbers, since readers remember them. Where the target has numbers of its own, those that come in lie
-/// beyond them; a sandbox whose history the target has is left alone.
-async fn events(
-    from: &mut Side,
-    to: &mut Side,
-    dry_run: bool,
-    moved: &mut Moved,
-) -> Result<(), MigrateError> {
-    let mut beyond = 0;
-    if to.has(Table::Events) {
-        let last: Option<(Option<i64>,)> =
-            to.session.row("SELECT MAX(seq) FROM events", values![]).await.map_err(MigrateError::Target)?;
-        beyond = last.and_then(|(last,)| last).unwrap_or(0);
-    }
-    let (mut known, mut new) = (HashSet::new(), HashSet::new());
-    let mut seen = 0;
-    loop {
-        let page: Vec<(i64, String, i64, String, String)> = from
-            .session
-            .rows(
-                "SELECT seq, sandbox_id, at_ms, kind, message FROM events WHERE seq > $1 ORDER BY seq LIMIT $2",
-                values![seen, PAGE],
-            )
-            .await
-            .map_err(MigrateError::Source)?;
-        let Some((last, ..)) = page.last() else { return Ok(()) };
-        seen = *last;
-        for (seq, id, at, kind, message) in page {
-            if !known.contains(&id) && !new.contains(&id) {
-                let has = Table::Events.known(to, &id).await.map_err(MigrateError::Target)?;
-                if has {
-                    known.insert(id.clone())
-                } else {
-                    new.insert(id.clone())
-                };
-            }
-            let wanted = new.contains(&id);
-            if wanted && !dry_run {
-                let row = values![id, seq.saturating_add(beyond), at, kind, message];
-                to.session.execute(Table::Events.statements().1, row).await.map_err(MigrateError::Target)?;
-            }
-            moved.count(wanted);
-        }
     }
 }
 

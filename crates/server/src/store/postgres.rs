@@ -114,6 +114,11 @@ fn migrations() -> Vec<Migration> {
     [
         (1, "spine", include_str!("migrations/postgres/0001_spine.sql")),
         (2, "adopt", include_str!("migrations/postgres/0002_adopt.sql")),
+        (3, "image builds", include_str!("migrations/postgres/0003_image_builds.sql")),
+        (4, "agents", include_str!("migrations/postgres/0004_agents.sql")),
+        (5, "webhooks", include_str!("migrations/postgres/0005_webhooks.sql")),
+        (6, "policies", include_str!("migrations/postgres/0006_policies.sql")),
+        (7, "pools", include_str!("migrations/postgres/0007_pools.sql")),
     ]
     .map(|(version, name, sql)| {
         Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)

@@ -5,17 +5,21 @@ use std::{fmt, path::Path, time::Duration};
 use async_trait::async_trait;
 use sandglass_sandbox::{
     SandboxId, SnapshotId, Timestamp,
+    breaker::Breaker,
     lifecycle::intent::Intent,
+    policy::Usage,
+    pool::Pool,
     ports::store::{
-        Advance, Claim, EventRecord, HistoryBounds, IdempotencyRecord, SequencedEvent, SnapshotFilter, Store,
-        StoreError,
+        Advance, AgentRecord, BreakerRecord, Claim, EndedSandbox, EventRecord, HistoryBounds,
+        IdempotencyRecord, SequencedEvent, SnapshotFilter, Store, StoreError,
     },
     snapshot::{SnapshotRecord, SnapshotState},
 };
 
 use super::{
+    agents,
     database::{Database, within},
-    events, idempotency, intents, postgres, snapshots, sqlite,
+    events, idempotency, intents, policies, pools, postgres, snapshots, sqlite,
 };
 use crate::config::{PostgresConfig, StoreConfig, StoreKind};
 
@@ -23,6 +27,8 @@ use crate::config::{PostgresConfig, StoreConfig, StoreKind};
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 /// Forgetting old rows happens in the background and may go through many of them.
 const PRUNE_PATIENCE: u32 = 12;
+/// Lines from which sandboxes that ended are told.
+const MOST_ENDED: u32 = 20_000;
 /// A key can be released between its refusal and the look at who has it, but hardly so often.
 const CLAIM_ATTEMPTS: u32 = 5;
 
@@ -31,7 +37,7 @@ const CLAIM_ATTEMPTS: u32 = 5;
 pub struct SqlStore {
     pub(super) database: Database,
     /// How long one call may take on a database that is reached over a network.
-    limit: Option<Duration>,
+    pub(super) limit: Option<Duration>,
 }
 
 impl fmt::Debug for SqlStore {
@@ -181,6 +187,7 @@ impl Store for SqlStore {
         within(self.limit.map(|limit| limit * PRUNE_PATIENCE), async {
             let mut tx = self.database.begin().await?;
             let gone = events::prune(&mut tx, before).await? + idempotency::prune(&mut tx, before).await?;
+            policies::prune(&mut tx, before).await?;
             tx.commit().await?;
             Ok(gone)
         })
@@ -201,6 +208,90 @@ impl Store for SqlStore {
 
     async fn history_bounds(&self, id: SandboxId) -> Result<Option<HistoryBounds>, StoreError> {
         within(self.limit, async { events::bounds(&mut self.database.reader().await?, id).await }).await
+    }
+
+    async fn ended(&self, since: Timestamp, id: Option<SandboxId>) -> Result<Vec<EndedSandbox>, StoreError> {
+        within(self.limit, async {
+            events::ended(&mut self.database.reader().await?, since, id, MOST_ENDED).await
+        })
+        .await
+    }
+
+    async fn agents(&self) -> Result<Vec<AgentRecord>, StoreError> {
+        within(self.limit, async { agents::all(&mut self.database.reader().await?).await }).await
+    }
+
+    async fn save_agent(&self, record: &AgentRecord, told: &[EventRecord]) -> Result<(), StoreError> {
+        within(self.limit, async {
+            let mut tx = self.database.begin().await?;
+            agents::save(&mut tx, record).await?;
+            events::append(&mut tx, record.sandbox_id, told).await?;
+            tx.commit().await
+        })
+        .await
+    }
+
+    async fn forget_agent(&self, id: SandboxId) -> Result<(), StoreError> {
+        within(self.limit, async { agents::forget(&mut self.database.writer().await?, id).await }).await
+    }
+
+    async fn usages(&self) -> Result<Vec<(SandboxId, Usage)>, StoreError> {
+        within(self.limit, async { policies::usages(&mut self.database.reader().await?).await }).await
+    }
+
+    async fn save_usage(&self, id: SandboxId, usage: &Usage) -> Result<(), StoreError> {
+        within(self.limit, async {
+            policies::save_usage(&mut self.database.writer().await?, id, usage).await
+        })
+        .await
+    }
+
+    async fn pools(&self) -> Result<Vec<Pool>, StoreError> {
+        within(self.limit, async { pools::all(&mut self.database.reader().await?).await }).await
+    }
+
+    async fn insert_pool(&self, pool: &Pool) -> Result<Advance, StoreError> {
+        within(self.limit, async {
+            Ok(outcome(pools::insert(&mut self.database.writer().await?, pool).await?))
+        })
+        .await
+    }
+
+    async fn forget_usage(&self, id: SandboxId) -> Result<(), StoreError> {
+        within(self.limit, async { policies::forget_usage(&mut self.database.writer().await?, id).await })
+            .await
+    }
+
+    async fn breaker(&self, key: &str) -> Result<Option<BreakerRecord>, StoreError> {
+        within(self.limit, async { policies::breaker(&mut self.database.reader().await?, key).await }).await
+    }
+
+    async fn save_breaker(
+        &self,
+        key: &str,
+        expected: Option<u64>,
+        breaker: &Breaker,
+        at: Timestamp,
+    ) -> Result<Advance, StoreError> {
+        within(self.limit, async {
+            let mut on = self.database.writer().await?;
+            Ok(outcome(policies::save_breaker(&mut on, key, expected, breaker, at).await?))
+        })
+        .await
+    }
+
+    async fn replace_pool(&self, pool: &Pool) -> Result<Advance, StoreError> {
+        within(self.limit, async {
+            Ok(outcome(pools::replace(&mut self.database.writer().await?, pool).await?))
+        })
+        .await
+    }
+
+    async fn delete_pool(&self, name: &str) -> Result<Advance, StoreError> {
+        within(self.limit, async {
+            Ok(outcome(pools::delete(&mut self.database.writer().await?, name).await?))
+        })
+        .await
     }
 
     async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), StoreError> {
@@ -256,6 +347,6 @@ impl Store for SqlStore {
     }
 }
 
-fn outcome(written: bool) -> Advance {
+pub(super) fn outcome(written: bool) -> Advance {
     if written { Advance::Written } else { Advance::Lost }
 }

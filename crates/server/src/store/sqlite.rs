@@ -53,6 +53,11 @@ fn migrations() -> Vec<Migration> {
     [
         (1, "spine", include_str!("migrations/sqlite/0001_spine.sql")),
         (2, "snapshots", include_str!("migrations/sqlite/0002_snapshots.sql")),
+        (3, "image builds", include_str!("migrations/sqlite/0003_image_builds.sql")),
+        (4, "agents", include_str!("migrations/sqlite/0004_agents.sql")),
+        (5, "webhooks", include_str!("migrations/sqlite/0005_webhooks.sql")),
+        (6, "policies", include_str!("migrations/sqlite/0006_policies.sql")),
+        (7, "pools", include_str!("migrations/sqlite/0007_pools.sql")),
     ]
     .map(|(version, name, sql)| {
         Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)

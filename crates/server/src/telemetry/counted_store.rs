@@ -5,10 +5,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use sandglass_sandbox::{
     SandboxId, SnapshotId, Timestamp,
+    breaker::Breaker,
     lifecycle::intent::Intent,
+    policy::Usage,
+    pool::Pool,
     ports::store::{
-        Advance, Claim, EventRecord, HistoryBounds, IdempotencyRecord, SequencedEvent, SnapshotFilter, Store,
-        StoreError,
+        Advance, AgentRecord, BreakerRecord, Claim, EndedSandbox, EventRecord, HistoryBounds,
+        IdempotencyRecord, SequencedEvent, SnapshotFilter, Store, StoreError,
     },
     snapshot::{SnapshotRecord, SnapshotState},
 };
@@ -89,6 +92,64 @@ impl Store for CountedStore {
 
     async fn history_bounds(&self, id: SandboxId) -> Answer<Option<HistoryBounds>> {
         self.counted(self.inner.history_bounds(id).await)
+    }
+
+    async fn ended(&self, since: Timestamp, id: Option<SandboxId>) -> Answer<Vec<EndedSandbox>> {
+        self.counted(self.inner.ended(since, id).await)
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        self.counted(self.inner.agents().await)
+    }
+
+    async fn save_agent(&self, record: &AgentRecord, events: &[EventRecord]) -> Answer<()> {
+        self.counted(self.inner.save_agent(record, events).await)
+    }
+
+    async fn forget_agent(&self, id: SandboxId) -> Answer<()> {
+        self.counted(self.inner.forget_agent(id).await)
+    }
+
+    async fn usages(&self) -> Answer<Vec<(SandboxId, Usage)>> {
+        self.counted(self.inner.usages().await)
+    }
+
+    async fn save_usage(&self, id: SandboxId, usage: &Usage) -> Answer<()> {
+        self.counted(self.inner.save_usage(id, usage).await)
+    }
+
+    async fn forget_usage(&self, id: SandboxId) -> Answer<()> {
+        self.counted(self.inner.forget_usage(id).await)
+    }
+
+    async fn breaker(&self, key: &str) -> Answer<Option<BreakerRecord>> {
+        self.counted(self.inner.breaker(key).await)
+    }
+
+    async fn save_breaker(
+        &self,
+        key: &str,
+        expected: Option<u64>,
+        breaker: &Breaker,
+        at: Timestamp,
+    ) -> Answer<Advance> {
+        self.counted(self.inner.save_breaker(key, expected, breaker, at).await)
+    }
+
+    async fn pools(&self) -> Answer<Vec<Pool>> {
+        self.counted(self.inner.pools().await)
+    }
+
+    async fn insert_pool(&self, pool: &Pool) -> Answer<Advance> {
+        self.counted(self.inner.insert_pool(pool).await)
+    }
+
+    async fn replace_pool(&self, pool: &Pool) -> Answer<Advance> {
+        self.counted(self.inner.replace_pool(pool).await)
+    }
+
+    async fn delete_pool(&self, name: &str) -> Answer<Advance> {
+        self.counted(self.inner.delete_pool(name).await)
     }
 
     async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Answer<()> {

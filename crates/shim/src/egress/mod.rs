@@ -21,7 +21,7 @@ mod words;
 pub use enforcer::{Enforcer, mark};
 pub use probe::{in_middle, probe};
 pub use view::authority;
-pub use words::Told;
+pub use words::{Event, Told};
 
 /// Suffix of the id under which the program has a control group of its own, beside the box's: pausing the box must not
 /// stop it, and the box's limits are not its.

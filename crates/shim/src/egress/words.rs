@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 
 /// Longer lines are passed over.
 const LONGEST: usize = 8 << 10;
-/// Longer words in an event are cut.
+/// Longer words in an event, and longer messages, are cut.
 const LONGEST_WORD: usize = 300;
+const LONGEST_MESSAGE: usize = 512;
 const BURST: f64 = 50.0;
 const RATE: f64 = 1.0;
 /// Read in one turn of the loop.
@@ -24,11 +25,29 @@ const READS_A_TURN: usize = 8;
 pub enum Told {
     /// Everything is enforced.
     Ready,
-    Event {
-        kind: &'static str,
-        message: String,
-        data: Value,
-    },
+    Event(Event),
+}
+
+/// What an enforcer tells of, in the words of a box's history.
+#[derive(Debug, PartialEq)]
+pub struct Event {
+    /// `egress.denied`, `egress.injected` or `egress.noted`.
+    pub kind: &'static str,
+    /// One line of at most 512 characters; control characters, which a box could bring in by names, show as `?`.
+    pub message: String,
+    /// The event's own fields, each as bounded as the message.
+    pub data: Value,
+}
+
+impl Event {
+    /// From a line of an enforcer's output; `None` for any other line, and for one of more than 8 KiB.
+    #[must_use]
+    pub fn of_line(line: &str) -> Option<Self> {
+        if line.len() > LONGEST {
+            return None;
+        }
+        serde_json::from_str::<Value>(line.trim()).ok()?.get("event").and_then(read)
+    }
 }
 
 /// The pipe, what has come of a line, and what may still be told.
@@ -118,7 +137,7 @@ impl Words {
             let count = std::mem::take(&mut self.left_out);
             told.push(noted("left-out", &format!("{count} events came too fast and were left out")));
         }
-        told.push(event);
+        told.push(Told::Event(event));
     }
 
     fn may_tell(&mut self) -> bool {
@@ -136,15 +155,15 @@ impl Words {
 
 /// An event of our own about the program.
 pub fn noted(what: &str, detail: &str) -> Told {
-    Told::Event {
+    Told::Event(Event {
         kind: "egress.noted",
         message: format!("{what}: {detail}"),
         data: json!({ "kind": "noted", "what": what, "detail": detail }),
-    }
+    })
 }
 
 /// An event of the program's with its words cut to a bearable length.
-fn read(event: &Value) -> Option<Told> {
+fn read(event: &Value) -> Option<Event> {
     let fields = event.as_object()?;
     let word = |name: &str| fields.get(name).map(shown).unwrap_or_default();
     let (kind, message) = match event.get("kind")?.as_str()? {
@@ -168,13 +187,14 @@ fn read(event: &Value) -> Option<Told> {
         let value = if value.is_number() { value.clone() } else { Value::from(shown(value)) };
         (name.clone(), value)
     });
-    Some(Told::Event { kind, message, data: Value::Object(data.collect()) })
+    let message = message.chars().take(LONGEST_MESSAGE).collect();
+    Some(Event { kind, message, data: Value::Object(data.collect()) })
 }
 
 /// A value as text of one line.
 fn shown(value: &Value) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    text.chars().filter(|c| !c.is_control()).take(LONGEST_WORD).collect()
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).take(LONGEST_WORD).collect()
 }
 
 #[cfg(test)]
@@ -189,7 +209,7 @@ mod tests {
 
     fn message(told: &Told) -> &str {
         match told {
-            Told::Event { message, .. } => message,
+            Told::Event(event) => &event.message,
             Told::Ready => "ready",
         }
     }
@@ -212,17 +232,35 @@ mod tests {
             "sni: a.example port 443, rule default",
             "firewall: 192.0.2.1, rule deny 192.0.2.0/24",
             "binding git: GET a.example, revision 3",
-            "policy-changed: 2 rulesand more",
+            "policy-changed: 2 rules?and more",
         ];
         let told = hear(text);
         assert_eq!(told.iter().map(message).collect::<Vec<_>>(), expected);
-        let Told::Event { kind, data, .. } = &told[3] else { panic!("{told:?}") };
-        assert_eq!((*kind, &data["revision"]), ("egress.injected", &json!(3)));
+        let Told::Event(event) = &told[3] else { panic!("{told:?}") };
+        assert_eq!((event.kind, &event.data["revision"]), ("egress.injected", &json!(3)));
         let (mut words, mut bytewise) = (Words::new(), Vec::new());
         for byte in text.as_bytes() {
             words.take(&[*byte], &mut bytewise);
         }
         assert_eq!(bytewise, told);
+    }
+
+    #[test]
+    fn a_line_alone_is_an_event_or_nothing() {
+        let line = r#"{"event":{"kind":"denied","by":"sni","host":"a.example","address":"192.0.2.1","port":443,"rule":"default"}}"#;
+        let event = Event::of_line(line).unwrap();
+        assert_eq!(
+            (event.kind, &*event.message),
+            ("egress.denied", "sni: a.example (192.0.2.1) port 443, rule default")
+        );
+        for line in [r#"{"ready":true}"#, "", "hello", r#"{"event":{"kind":"other"}}"#, &"x".repeat(10_000)] {
+            assert_eq!(Event::of_line(line), None);
+        }
+        let long = "c".repeat(900);
+        let line =
+            format!(r#"{{"event":{{"kind":"denied","by":"dns","host":"a\nb{long}","rule":"{long}"}}}}"#);
+        let message = Event::of_line(&line).unwrap().message;
+        assert!(message.starts_with("dns: a?b") && message.chars().count() == LONGEST_MESSAGE);
     }
 
     #[test]

@@ -271,6 +271,9 @@ fn boot_config(spec: &BoxSpec) -> io::Result<OwnedFd> {
     if !process.lifecycle.is_null() {
         config["lifecycle"] = process.lifecycle.clone();
     }
+    if process.standby {
+        config["standby"] = true.into();
+    }
     let mut file = File::from(rustix::fs::memfd_create("boot", MemfdFlags::CLOEXEC)?);
     file.write_all(&serde_json::to_vec(&config)?)?;
     file.rewind()?;

@@ -54,8 +54,8 @@ impl Shim {
 
     fn tell(&mut self, told: Vec<Told>) {
         for one in told {
-            if let Told::Event { kind, message, data } = one {
-                self.event(kind, &message, data);
+            if let Told::Event(event) = one {
+                self.event(event.kind, &event.message, event.data);
             }
         }
     }

@@ -105,6 +105,7 @@ impl Stage {
                 agent_port: PORT,
                 isolation: false,
                 lifecycle: serde_json::Value::Null,
+                standby: false,
             },
             access_token: "secret-token".into(),
             route_token: "route-token".into(),

@@ -8,6 +8,7 @@ mod life;
 mod outside;
 mod processes;
 mod snapshots;
+mod standby;
 mod storage;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
@@ -156,6 +157,16 @@ pub async fn run(subject: &Subject) {
         a_box_removed_behind_our_back_is_told_as_gone,
         a_start_that_was_interrupted_is_made_anew,
     );
+    cases!(standby, "boxes that wait" if can.standby;
+        a_box_that_waits_keeps_its_mark_until_it_is_assigned,
+        nothing_can_be_assigned_where_nothing_waits,
+    );
+    cases!(standby, "boxes that wait and a runtime that can be opened again" if can.standby && subject.restarted.is_some();
+        an_assigned_box_is_so_after_a_restart,
+    );
+    cases!(standby, "boxes that wait and processes" if can.standby && processes;
+        an_assigned_box_runs_what_was_asked_for,
+    );
     cases!(snapshots, "snapshots" if can.snapshot;
         a_snapshot_can_be_taken_twice_and_is_there,
         a_snapshot_of_no_box_is_not_found,
@@ -170,6 +181,7 @@ pub async fn run(subject: &Subject) {
     );
     cases!(storage, "a directory of the host" if subject.host_dir.is_some() && processes;
         a_directory_of_the_host_is_mounted,
+        what_the_server_delivers_is_shown_in_the_box,
         a_read_only_directory_cannot_be_written,
     );
     cases!(storage, "named volumes" if can.named_volumes && processes && subject.hands.is_some();
@@ -207,6 +219,8 @@ pub(crate) fn plan(subject: &Subject, argv: &[&str]) -> StartPlan {
         created_at: now,
         agent_token: "agent-token".into(),
         route_token: "route-token".into(),
+        delivery: Vec::new(),
+        root_agent: false,
     }
 }
 

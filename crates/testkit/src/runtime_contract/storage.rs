@@ -2,13 +2,16 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
+    os::unix::{fs::PermissionsExt, net::UnixListener},
     path::{Path, PathBuf},
 };
 
 use sandglass_sandbox::{
     SandboxId,
-    ports::{RuntimeErrorKind, runtime::StartPlan},
+    ports::{
+        RuntimeErrorKind,
+        runtime::{Delivery, StartPlan},
+    },
     spec::{Volume, VolumeSource},
 };
 
@@ -55,6 +58,39 @@ pub(super) async fn a_directory_of_the_host_is_mounted(subject: &Subject) {
     assert_eq!(fs::read_to_string(dir.join("out")).expect("what it wrote"), "from inside\n");
     removed(subject, id).await;
     assert!(dir.join("in").exists(), "the caller's files went with the box");
+}
+
+pub(super) async fn what_the_server_delivers_is_shown_in_the_box(subject: &Subject) {
+    let parent = subject.host_dir.as_deref().expect("only run with one");
+    let dir = directory(parent, "delivered");
+    let (file, folder) = (dir.join("document"), dir.join("folder"));
+    fs::write(&file, "for this box\n").expect("a file");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("its mode");
+    fs::create_dir(&folder).expect("a folder");
+    let sockets = subject.runtime.capabilities().sockets;
+    let script = "cat /run/.execd/document; (echo x > /run/.execd/document) 2>/dev/null || echo refused; \
+                  stat -c %a:%u /run/.execd/document; \
+                  while ! test -S /run/.execd/bridge/agent.sock; do sleep 0.05; done";
+    let script = if sockets { script } else { script.split("; while").next().unwrap_or(script) };
+    let mut plan = plan(subject, &["sh", "-c", &format!("{script}; echo complete; sleep 1000")]);
+    plan.delivery.push(Delivery {
+        source: file.clone(),
+        target: "/run/.execd/document".into(),
+        read_only: true,
+    });
+    if sockets {
+        plan.delivery.push(Delivery {
+            source: folder.clone(),
+            target: "/run/.execd/bridge".into(),
+            read_only: true,
+        });
+    }
+    let id = started_as(subject, &plan).await.id;
+    // Made when the box is there already.
+    let _listener = sockets.then(|| UnixListener::bind(folder.join("agent.sock")).expect("a socket"));
+    assert_eq!(said(subject, id, "complete").await, ["for this box", "refused", "600:0", "complete"]);
+    removed(subject, id).await;
+    assert_eq!(fs::read_to_string(&file).expect("the file"), "for this box\n");
 }
 
 pub(super) async fn a_read_only_directory_cannot_be_written(subject: &Subject) {

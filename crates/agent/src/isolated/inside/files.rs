@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -18,6 +18,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use crate::accounts::Identity;
+use crate::activity::Gauge;
 use crate::binding::{Binding, Gate};
 use crate::envs::LiveEnv;
 use crate::files;
@@ -122,5 +123,8 @@ fn agent(plan: &Plan, reaper: Reaper) -> Agent {
         telemetry: Default::default(),
         isolated: Arc::default(),
         confined_to: plan.roots(),
+        runs: Gauge::default(),
+        proxied: Gauge::default(),
+        workspace: OnceLock::new(),
     }
 }

@@ -137,6 +137,49 @@ create_grace_ms = 0
 expiry_grace_seconds = 1
 insecure_registries = ["localhost:5000"]
 max_sandboxes = 3
+[builds]
+base_image = "debian:12"
+allowed_hosts = ["*.example.com"]
+file_urls = true
+http_urls = true
+concurrency = 3
+tenant_concurrency = 1
+queue = 9
+timeout_seconds = 60
+max_timeout_seconds = 600
+resolve_timeout_seconds = 30
+keep = 1
+images_budget = "20GiB"
+layers_budget = "5GiB"
+layer_after_seconds = 2
+engine_builder = "never"
+git_authorities = "/etc/sandglass/git-authorities.pem"
+repository_limit = "1GiB"
+mirrors_budget = "5GiB"
+cpu = "500m"
+memory = "1Gi"
+
+[workspaces]
+agent_listen = "0.0.0.0:8091"
+agent_url = "http://10.0.0.1:8091"
+provision_deadline_seconds = 60
+attach_timeout_seconds = 30
+grace_seconds = 9
+shutdown_grace_seconds = 5
+failed_retention_seconds = 7
+breaker_failures = 5
+breaker_window_seconds = 100
+breaker_open_seconds = 20
+secrets_dir = "/etc/sandglass/secrets"
+[webhooks]
+plain_http = true
+private_networks = ["10.0.0.0/8"]
+timeout_seconds = 3
+concurrency = 2
+max_webhooks = 5
+give_up_after_seconds = 60
+disable_after_seconds = 600
+secret_overlap_seconds = 0
 [storage]
 allowed_host_paths = ["/data"]
 volume_default_size = "2Gi"

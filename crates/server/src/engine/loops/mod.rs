@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `observe` | on every runtime event | merges facts into the index, pokes drivers, writes exits into the history |
 //! | `expire` | at the next expiry, at least each second | commits removals |
+//! | `policies` | when the next policy takes effect, at least each second | freezes, copies and removes what is idle or about to expire |
 //! | `resync` | every 30 s | compares the index with a full list |
 //! | `orphans` | every 15 s | removes half-made boxes that no create is working on |
 //! | [`snapshots`](super::snapshots) | on a request, a restart, a runtime that came back | makes snapshots, finishes what was interrupted |
@@ -12,5 +13,6 @@
 pub(super) mod expire;
 pub(super) mod observe;
 pub(super) mod orphans;
+pub(super) mod policies;
 pub(super) mod prune;
 pub(super) mod resync;

@@ -6,7 +6,8 @@ use futures_util::StreamExt;
 use sandglass_sandbox::{
     SandboxId,
     lifecycle::{
-        intent::Operation,
+        boot::{Failure, Reason},
+        intent::{Operation, Progress},
         state::{State, Status},
     },
     ports::runtime::{Condition, Observation, RuntimeEvent},
@@ -15,8 +16,8 @@ use tracing::{info, warn};
 
 use crate::engine::{
     Engine,
-    history::{OF_EGRESS, REMOVED},
-    index::News,
+    history::OF_EGRESS,
+    index::{Entry, News},
 };
 
 pub(in crate::engine) fn spawn(engine: &Arc<Engine>) {
@@ -50,6 +51,10 @@ async fn take(engine: &Arc<Engine>, event: RuntimeEvent) {
         }
         RuntimeEvent::Removed(id) => {
             if engine.working().contains(&id) {
+                return;
+            }
+            // A box that replaces another one under its id may be there before this is read.
+            if matches!(engine.runtime.inspect(id).await, Ok(Some(_))) {
                 return;
             }
             if vanished(engine, id, "by its runtime").await {
@@ -92,14 +97,28 @@ pub(in crate::engine) async fn observed(engine: &Arc<Engine>, observed: Observat
     match condition {
         Condition::Exited(exit) => {
             info!(sandbox = %id, message = exit.message, "the box ended");
-            engine.note(id, end(entry.status()), &exit.message).await;
+            if !is_told_otherwise(&entry) {
+                engine.note(id, end(entry.status()), &exit.message).await;
+            }
         }
         // During an operation its driver writes the history.
         Condition::Paused if entry.intent.is_none() => engine.note(id, "paused_outside", "").await,
-        Condition::Running if entry.intent.is_none() => engine.note(id, "resumed_outside", "").await,
+        Condition::Running if entry.intent.is_none() => {
+            engine.note(id, "resumed_outside", "").await;
+            engine.runs_again(id).await;
+        }
         Condition::Starting | Condition::Running | Condition::Paused => {}
     }
     news
+}
+
+/// Whether the end of the box is a part of what history tells already: its removal, or the failure of its sandbox.
+fn is_told_otherwise(entry: &Entry) -> bool {
+    match entry.intent.as_deref().map(|intent| &intent.operation) {
+        Some(Operation::Remove { .. }) => true,
+        Some(Operation::Create(create)) => matches!(create.progress, Progress::Failed { .. }),
+        _ => false,
+    }
 }
 
 /// The kind of the line that tells how a box ended.
@@ -116,20 +135,41 @@ fn end(status: Option<Status>) -> &'static str {
     }
 }
 
+/// What it means that the box of a sandbox from a repository is gone: whoever asked for such a one waits for more than a box, and is told why it
+/// ended. Nothing where it had to end, or ends by an operation of ours.
+fn lost(engine: &Engine, id: SandboxId) -> Option<Failure> {
+    let entry = engine.index.get(id)?;
+    let observed = entry.observed.as_deref()?;
+    let expired = observed.facts.expires_at.is_some_and(|at| at <= engine.clock.now());
+    (observed.spec.source.is_some() && entry.intent.is_none() && !expired)
+        .then(|| Failure::new(Reason::RuntimeLost, "the sandbox's box was removed, and not by this server"))
+}
+
 /// The box is gone, and not by a removal of ours.
-pub(super) async fn vanished(engine: &Arc<Engine>, id: SandboxId, how: &str) -> bool {
+pub(in crate::engine) async fn vanished(engine: &Arc<Engine>, id: SandboxId, how: &str) -> bool {
+    if let Some(failure) = lost(engine, id)
+        && let Err(error) = engine.give_up(id, failure).await
+    {
+        warn!(sandbox = %id, %error, "that the box of a sandbox is lost cannot be stored");
+    }
     let _change = engine.changing(id);
+    // During our own removal the driver writes the history; a create that is still wanted makes the box again.
+    let is_ours =
+        || {
+            engine.index.get(id).and_then(|e| e.intent).is_some_and(|intent| {
+                matches!(intent.operation, Operation::Remove { .. } | Operation::Create(_))
+            })
+        };
+    // Before it leaves the index, so that who reads its history always finds whose it was.
+    if engine.index.get(id).is_some_and(|entry| entry.observed.is_some()) && !is_ours() {
+        engine.keep_looks_if_possible(id).await;
+    }
     if !engine.vanished(id) {
         return false;
     }
-    // During our own removal the driver writes the history; a create that is still wanted makes the box again.
-    let ours =
-        engine.index.get(id).and_then(|e| e.intent).is_some_and(|intent| {
-            matches!(intent.operation, Operation::Remove { .. } | Operation::Create(_))
-        });
-    if !ours {
+    if !is_ours() {
         info!(sandbox = %id, how, "the sandbox was not removed by this server");
-        engine.note(id, REMOVED, how).await;
+        engine.ended(id, None, how).await;
     }
     true
 }

@@ -35,6 +35,7 @@ fn pause(engine: &Engine) -> std::time::Duration {
 async fn run(engine: &Arc<Engine>) {
     // Only boxes known before the list can be missed by it; one that starts meanwhile is none of our business.
     let known = engine.index.boxes();
+    let waiting = engine.pools.boxes();
     let listed = match engine.runtime.list().await {
         Ok(listed) => listed,
         Err(error) => {
@@ -60,6 +61,11 @@ async fn run(engine: &Arc<Engine>) {
             info!(sandbox = %id, "the box is gone");
             super::observe::vanished(engine, id, "found missing").await;
             engine.poke(id);
+        }
+    }
+    for (id, revision) in waiting.into_iter().filter(|(id, _)| !present.contains(id)) {
+        if engine.pools.missed(id, revision) {
+            engine.forget_agent_of(id);
         }
     }
     engine.found_again();

@@ -26,7 +26,7 @@ use sandglass_sandbox::{
 use tokio::sync::{Notify, mpsc};
 use tracing::info;
 
-use super::{Engine, commit::EngineError, stripes};
+use super::{Engine, commit::EngineError, index::Entry, stripes};
 
 pub(super) use settle::spawn;
 
@@ -74,6 +74,16 @@ impl From<StoreError> for SnapshotError {
     fn from(error: StoreError) -> Self {
         Self::Store(Arc::new(error))
     }
+}
+
+/// A snapshot that is to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// Of the caller's own choosing, so that it is found again whatever happens meanwhile.
+    pub id: SnapshotId,
+    pub name: Option<String>,
+    pub description: Option<String>,
+    pub namespace: Option<String>,
 }
 
 /// What the engine keeps about snapshots. Memory only: after a restart the rows tell.
@@ -153,6 +163,18 @@ impl Engine {
         if state != State::Running {
             return Err(SnapshotError::SourceState(state).into());
         }
+        let namespace = namespace.map(str::to_owned);
+        let wanted = Wanted { id: SnapshotId::random(), name, description: None, namespace };
+        self.accept_snapshot(&entry, wanted).await
+    }
+
+    /// Accepts a snapshot of a box that is up, frozen or not.
+    pub(super) async fn accept_snapshot(
+        self: &Arc<Self>,
+        entry: &Entry,
+        wanted: Wanted,
+    ) -> Result<SnapshotRecord, EngineError> {
+        let Wanted { id, name, description, namespace } = wanted;
         if !self.runtime.capabilities().snapshot {
             return Err(SnapshotError::NotImplemented(self.runtime.name()).into());
         }
@@ -161,13 +183,13 @@ impl Engine {
             return Err(SnapshotError::Busy.into());
         }
         let place = self.snapshots.queue.try_reserve().map_err(|_| SnapshotError::Busy)?;
-        let (id, now) = (SnapshotId::random(), self.clock.now());
+        let now = self.clock.now();
         let record = SnapshotRecord {
             id,
             source: entry.id,
-            namespace: namespace.map(str::to_owned),
+            namespace,
             name,
-            description: None,
+            description,
             restore: Some(RestoreConfig {
                 backend: self.runtime.name().to_owned(),
                 image: self.runtime.snapshot_image(id),

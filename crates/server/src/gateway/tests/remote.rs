@@ -198,7 +198,7 @@ async fn a_key_that_is_refused_ends_the_start() {
 }
 
 fn used(id: &str, renews: bool) -> Used<'_> {
-    Used { id, port: 80, path: Some("/x"), renews }
+    Used { id, port: 80, path: Some("/x"), renews, lasts: false }
 }
 
 #[tokio::test]

@@ -7,13 +7,19 @@ use sandglass_api::lifecycle::{
 };
 use serde_json::Value;
 
-use super::small::policy_value;
+use super::{repository, seed, small::policy_value};
 use crate::http::{error::ApiResult, fields::Findings};
 
 /// Decodes and checks what needs no configuration.
 pub fn create(value: &Value) -> ApiResult<CreateSandboxRequest> {
+    let value = seed::canonical(value)?;
     let mut findings = Findings::new("body");
-    let request = request(&mut findings, value);
+    let request = request(&mut findings, &value);
+    if findings.count() == 0
+        && let Some(request) = &request
+    {
+        repository::check_source(request)?;
+    }
     if findings.count() == 0
         && let Some(request) = &request
         && let Some(broken) = broken_rule(request)
@@ -47,6 +53,12 @@ fn request(f: &mut Findings, value: &Value) -> Option<CreateSandboxRequest> {
         volumes: f.optional(object, "volumes", |f, v| f.list(v, 0, volume)),
         extensions: f.optional(object, "extensions", Findings::string_map),
         wake_on_access: f.optional(object, "wakeOnAccess", Findings::boolean),
+        repository: f.optional(object, "repository", repository::repository),
+        image_build: f.optional(object, "imageBuild", repository::image_build),
+        boot: f.optional(object, "boot", repository::boot),
+        services: f.optional(object, "services", repository::services),
+        policies: f.optional(object, "policies", repository::policies),
+        agent: f.optional(object, "agent", repository::agent),
     })
 }
 
@@ -71,14 +83,16 @@ fn platform(f: &mut Findings, value: &Value) -> Option<PlatformSpec> {
 
 fn hooks(f: &mut Findings, value: &Value) -> Option<LifecycleHooks> {
     let object = f.object(value)?;
-    f.only(object, &["preStart", "periodic"]);
-    let pre_start = f.optional(object, "preStart", |f, v| {
+    f.only(object, &["preStart", "preStop", "periodic"]);
+    let hook = |f: &mut Findings, v: &Value, most: i64| {
         let object = f.object(v)?;
         f.only(object, &["command", "timeoutSeconds"]);
         let command = f.required(object, "command", command);
-        let timeout_seconds = f.optional(object, "timeoutSeconds", |f, v| f.integer(v, 1, 10_800));
+        let timeout_seconds = f.optional(object, "timeoutSeconds", |f, v| f.integer(v, 1, most));
         Some(LifecycleHook { command: command?, timeout_seconds })
-    });
+    };
+    let pre_start = f.optional(object, "preStart", |f, v| hook(f, v, 10_800));
+    let pre_stop = f.optional(object, "preStop", |f, v| hook(f, v, 60));
     let periodic = f.optional(object, "periodic", |f, v| {
         let all = f.list(v, 0, periodic)?;
         let mut names: Vec<&str> = all.iter().map(|hook| hook.name.trim()).collect();
@@ -88,7 +102,7 @@ fn hooks(f: &mut Findings, value: &Value) -> Option<LifecycleHooks> {
         }
         Some(all)
     });
-    Some(LifecycleHooks { pre_start, periodic })
+    Some(LifecycleHooks { pre_start, pre_stop, periodic })
 }
 
 fn command(f: &mut Findings, value: &Value) -> Option<Vec<String>> {
@@ -229,6 +243,9 @@ fn broken_rule(request: &CreateSandboxRequest) -> Option<String> {
     }
     if request.credential_proxy.as_ref().is_some_and(|p| p.enabled) && request.network_policy.is_none() {
         return says("credentialProxy needs a networkPolicy");
+    }
+    if request.repository.is_some() {
+        return None;
     }
     let image = given(request.image.as_ref().map(|i| i.uri.as_str()));
     if image == given(request.snapshot_id.as_deref()) {

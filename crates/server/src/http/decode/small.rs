@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use sandglass_api::lifecycle::{NetworkPolicy, NetworkRule};
-use sandglass_sandbox::Timestamp;
+use sandglass_sandbox::{Timestamp, policy::LONGEST_LEASE};
 use serde_json::Value;
 
 use crate::http::{error::ApiResult, fields::Findings};
@@ -15,6 +15,17 @@ pub fn renew(value: &Value) -> ApiResult<Timestamp> {
         findings.object(value).cloned().and_then(|o| findings.required(&o, "expiresAt", Findings::instant));
     // Clamped: an instant before 1970 is in the past whatever it is.
     findings.finish(at).map(Timestamp::clamped)
+}
+
+/// `{"leaseSeconds": seconds}`
+pub fn activity(value: &Value) -> ApiResult<Duration> {
+    let longest = i64::try_from(LONGEST_LEASE.as_secs()).unwrap_or(i64::MAX);
+    let mut findings = Findings::new("body");
+    let seconds = findings.object(value).cloned().and_then(|object| {
+        findings.only(&object, &["leaseSeconds"]);
+        findings.required(&object, "leaseSeconds", |f, v| f.integer(v, 1, longest))
+    });
+    findings.finish(seconds).map(|seconds| Duration::from_secs(seconds.unsigned_abs()))
 }
 
 /// A flat object from text to text or `null`.
@@ -68,44 +79,6 @@ pub fn targets(value: &Value) -> ApiResult<Vec<String>> {
     let mut findings = Findings::new("body");
     let targets = findings.strings(value, 0);
     findings.finish(targets)
-}
-
-fn capacity(findings: &mut Findings, value: &Value) -> Option<()> {
-    let object = findings.object(value)?;
-    let before = findings.count();
-    for name in ["bufferMax", "bufferMin", "poolMax", "poolMin"] {
-        findings.required(object, name, |f, v| f.integer(v, 0, i64::MAX));
-    }
-    (findings.count() == before).then_some(())
-}
-
-fn dns_like(text: &str) -> bool {
-    let edge = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let bytes = text.as_bytes();
-    bytes.first().is_some_and(|c| edge(*c))
-        && bytes.last().is_some_and(|c| edge(*c))
-        && bytes.iter().all(|c| edge(*c) || *c == b'-')
-}
-
-/// The body that creates a pool.
-pub fn new_pool(value: &Value) -> ApiResult<()> {
-    let mut findings = Findings::new("body");
-    if let Some(object) = findings.object(value) {
-        let pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
-        findings.required(object, "name", |f, v| f.shaped(v, 253, pattern, dns_like));
-        findings.required(object, "template", |f, v| f.map(v, |_, item| Some(item.clone())));
-        findings.required(object, "capacitySpec", capacity);
-    }
-    findings.finish(Some(()))
-}
-
-/// The body that resizes a pool.
-pub fn resized_pool(value: &Value) -> ApiResult<()> {
-    let mut findings = Findings::new("body");
-    if let Some(object) = findings.object(value) {
-        findings.required(object, "capacitySpec", capacity);
-    }
-    findings.finish(Some(()))
 }
 
 /// The body that creates a template.

@@ -3,7 +3,7 @@
 //! Also for a sandbox that is gone, as long as its history is kept.
 
 mod stream;
-mod translate;
+pub(crate) mod translate;
 
 use axum::{
     Json,
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     engine::commit::EngineError,
-    ingress::API_KEY,
+    http::middleware::auth::given_key,
     tenants::{Caller, Principal},
 };
 
@@ -126,9 +126,9 @@ pub async fn events(
         Some(text) => Some(text.to_str().ok().and_then(|t| t.trim().parse().ok()).unwrap_or(u64::MAX)),
         None => asked.after,
     };
-    let given = headers.get(API_KEY).map(|key| key.as_bytes());
+    let given = given_key(&headers);
     let caller = Caller::new(app.keys.clone(), given, principal);
-    stream::open(&app.engine, caller, id, position, asked.types).await
+    stream::open(&app, caller, id, position, asked.types).await
 }
 
 async fn page(app: &App, id: SandboxId, asked: Asked) -> ApiResult<SandboxEventPage> {

@@ -24,8 +24,8 @@ use crate::{
         history::{Bell, Moment},
     },
     http::{
+        App,
         error::{ApiError, ApiResult},
-        present,
     },
     tenants::Caller,
 };
@@ -37,12 +37,13 @@ const BEHIND: usize = 1000;
 
 /// Opens a stream after `position`; without one it begins with the sandbox as it is now, or, for one that is gone, with its beginning.
 pub(super) async fn open(
-    engine: &Arc<Engine>,
+    app: &App,
     caller: Caller,
     id: SandboxId,
     position: Option<u64>,
     types: Types,
 ) -> ApiResult<Response> {
+    let engine = &app.engine;
     // Before the look, so that nothing is written between the two unnoticed.
     let bell = engine.listen(id);
     let moment = engine.moment(id).await.map_err(EngineError::from)?;
@@ -55,6 +56,7 @@ pub(super) async fn open(
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let mut reader = Reader {
+        app: app.clone(),
         engine: engine.clone(),
         caller,
         id,
@@ -86,6 +88,7 @@ pub(super) async fn open(
 }
 
 struct Reader {
+    app: App,
     engine: Arc<Engine>,
     /// A stream lasts; a key may be taken back meanwhile.
     caller: Caller,
@@ -176,7 +179,7 @@ impl Reader {
     /// The sandbox as it is.
     fn show(&mut self, moment: &Moment) -> ApiResult<()> {
         let Some(entry) = &moment.entry else { return Ok(()) };
-        let shown = serde_json::to_value(present::sandbox(entry)).map_err(|_| ApiError::internal())?;
+        let shown = serde_json::to_value(self.app.show_in_short(entry)).map_err(|_| ApiError::internal())?;
         let Value::Object(shown) = shown else { return Err(ApiError::internal()) };
         let kind = "sandbox.snapshot";
         let event = self.event(moment.seq, kind, shown);

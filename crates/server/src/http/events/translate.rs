@@ -6,7 +6,10 @@ use sandglass_api::lifecycle::SandboxEvent;
 use sandglass_sandbox::{lifecycle::state::State, ports::store::SequencedEvent};
 use serde_json::{Map, Value, json};
 
-use crate::engine::history::{OWNER, REMOVED};
+use crate::engine::{
+    history::{OWNER, RECORD, REMOVED},
+    provision::{GIVEN_UP, READY},
+};
 
 /// After which nothing comes.
 pub const TERMINATED: &str = "sandbox.terminated";
@@ -28,6 +31,8 @@ enum Shape {
     Snapshot,
     /// The line as it is.
     Line,
+    /// The message is the data, as a JSON object.
+    Json,
 }
 
 /// Kind of the line, type of the event, shape of its data. What is not listed is a warning.
@@ -35,6 +40,8 @@ const TABLE: &[(&str, &str, Shape)] = &[
     ("accepted", "sandbox.created", Shape::State(None, State::Pending, "ACCEPTED")),
     ("running", STATE, Shape::State(Some(State::Pending), State::Running, "CONTAINER_RUNNING")),
     ("create_failed", FAILED, Shape::State(Some(State::Pending), State::Failed, "CREATE_FAILED")),
+    (READY, STATE, Shape::State(Some(State::Pending), State::Running, "ready")),
+    (GIVEN_UP, FAILED, Shape::Json),
     ("pause_requested", STATE, Shape::State(Some(State::Running), State::Pausing, "PAUSING")),
     ("paused", STATE, Shape::State(Some(State::Pausing), State::Paused, "CONTAINER_PAUSED")),
     ("paused_failed", STATE, Shape::State(Some(State::Pausing), State::Running, "PAUSE_FAILED")),
@@ -57,6 +64,11 @@ const TABLE: &[(&str, &str, Shape)] = &[
     ("metadata_changed", "sandbox.metadata_changed", Shape::List("keys")),
     ("snapshot_started", "snapshot.started", Shape::Snapshot),
     ("snapshot_finished", "snapshot.finished", Shape::Snapshot),
+    ("idle", "sandbox.idle", Shape::Json),
+    ("expiring", "sandbox.expiring", Shape::Json),
+    ("policy_failed", "sandbox.policy_failed", Shape::Json),
+    ("pre_stop", "sandbox.pre_stop", Shape::Json),
+    ("pre_stop_failed", "sandbox.pre_stop_failed", Shape::Json),
     ("egress.denied", "egress.denied", Shape::Line),
     ("egress.injected", "egress.injected", Shape::Line),
     ("egress.noted", "egress.noted", Shape::Line),
@@ -69,9 +81,15 @@ const OF_THE_BOX: &str = "box.";
 /// Progress of an image, by phase.
 const OF_THE_IMAGE: &str = "image_";
 
+/// What agents tell, and what becomes of an image: the kinds are the types.
+const AS_TOLD: [&str; 6] = ["agent.", "boot.", "service.", "activity.", "image.", "pool."];
+
 fn row(kind: &str) -> (String, Shape) {
     if let Some((_, name, shape)) = TABLE.iter().find(|(of, ..)| *of == kind) {
         return ((*name).to_owned(), *shape);
+    }
+    if AS_TOLD.iter().any(|family| kind.starts_with(family)) {
+        return (kind.to_owned(), Shape::Json);
     }
     if kind.starts_with(OF_THE_IMAGE) {
         return (PROGRESS.to_owned(), Shape::Line);
@@ -83,6 +101,9 @@ fn row(kind: &str) -> (String, Shape) {
 }
 
 fn data(kind: &str, shape: Shape, message: &str) -> Map<String, Value> {
+    if let (Shape::Json, Ok(Value::Object(told))) = (shape, serde_json::from_str(message)) {
+        return told;
+    }
     let mut data = Map::new();
     let mut put = |name: &str, value: Value| drop(data.insert(name.to_owned(), value));
     match shape {
@@ -105,6 +126,7 @@ fn data(kind: &str, shape: Shape, message: &str) -> Map<String, Value> {
                 put("message", json!(message));
             }
         }
+        Shape::Json => put("message", json!(message)),
         Shape::Snapshot => {
             let mut words = message.split_whitespace();
             for name in ["snapshotId", "state", "reason"] {
@@ -128,7 +150,7 @@ fn data(kind: &str, shape: Shape, message: &str) -> Map<String, Value> {
 /// The event of a line; `None` for lines that are the server's own business.
 pub fn event(line: &SequencedEvent) -> Option<SandboxEvent> {
     let kind = line.event.kind.as_str();
-    if kind == OWNER {
+    if [OWNER, RECORD].contains(&kind) {
         return None;
     }
     let (name, shape) = row(kind);
@@ -162,6 +184,7 @@ mod tests {
                 r#"sandbox.created {"to":"Pending","reason":"ACCEPTED","message":"image a"}"#,
             ),
             ("owner", "tenant", "nothing"),
+            ("record", "{}", "nothing"),
             (
                 "running",
                 "the sandbox is up",

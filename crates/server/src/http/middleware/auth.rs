@@ -5,7 +5,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use http::request::Parts;
+use http::{HeaderMap, header::AUTHORIZATION, request::Parts};
 
 use crate::{
     http::error::{ApiError, Code},
@@ -65,6 +65,12 @@ pub(super) fn is_proxied(path: &str) -> bool {
         && segments.next().is_some_and(|port| !port.is_empty())
 }
 
+/// Whether the path is where a code host tells of pushes. These are signed with a secret of their own.
+fn is_webhook(path: &str) -> bool {
+    let id = path.strip_prefix("/v1/prebuilds/").and_then(|rest| rest.strip_suffix("/webhook"));
+    id.is_some_and(|id| !id.is_empty() && !id.contains('/'))
+}
+
 /// What opens the API.
 #[derive(Clone, Debug)]
 pub struct Door {
@@ -80,13 +86,23 @@ pub fn digest(key: &str) -> Option<KeyDigest> {
     (!key.trim().is_empty()).then(|| KeyDigest::of(key.as_bytes()))
 }
 
+/// The key of a request: in the header of its own, or as a bearer token.
+pub fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = || {
+        let text = headers.get(AUTHORIZATION)?.as_bytes();
+        let (scheme, key) = text.split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
+    };
+    headers.get(API_KEY).map(|value| value.as_bytes()).or_else(bearer)
+}
+
 /// Refuses requests without a key, and tells handlers whose key it is.
 pub async fn require_key(State(door): State<Door>, mut request: Request, next: Next) -> Response {
     let Door { keys, open_metrics, ingress_key } = door;
     let path = request.uri().path();
     let open = OPEN.contains(&path) || (open_metrics && path == "/metrics");
-    if !open && !is_proxied(path) {
-        let given = request.headers().get(API_KEY).map(|value| value.as_bytes());
+    if !open && !is_proxied(path) && !is_webhook(path) {
+        let given = given_key(request.headers());
         let of_gateway = path.starts_with("/v1/ingress/")
             && ingress_key.is_some_and(|key| given.is_some_and(|given| key == KeyDigest::of(given)));
         match if of_gateway { Ok(Principal::operator()) } else { keys.admit(given).await } {

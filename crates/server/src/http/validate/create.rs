@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use sandglass_api::lifecycle::{
-    CreateSandboxRequest, ENTRYPOINT_EXTENSION, ImageSpec, LifecycleHooks, POOL_REF_EXTENSION,
+    CreateSandboxRequest, ENTRYPOINT_EXTENSION, ImageSpec, LifecycleHook, LifecycleHooks, POOL_REF_EXTENSION,
     RENEW_ON_ACCESS_EXTENSION, StringMap, WAKE_ON_ACCESS_EXTENSION,
 };
 use sandglass_sandbox::{
@@ -15,12 +15,15 @@ use sandglass_sandbox::{
 pub use super::rules::CreateRules;
 use super::{
     environment::{self, Enforcer},
-    labels, policy,
+    labels, policies, policy,
     resources::{self, Guest},
     volumes::{self, HostVolumes},
     words,
 };
-use crate::http::error::{ApiError, ApiResult, Code};
+use crate::{
+    http::error::{ApiError, ApiResult, Code},
+    workspace::Confidential,
+};
 
 /// A request that will be carried out, if the runtime admits it and its host paths can be settled.
 #[derive(Debug)]
@@ -32,6 +35,8 @@ pub struct ValidatedCreate {
     pub echoed_metadata: Option<StringMap>,
     /// The entrypoint as it was sent, for the answer; reads show it split.
     pub echoed_entrypoint: Option<Vec<String>>,
+    /// What a create from a repository keeps to itself.
+    pub confidential: Confidential,
     hosts: HostVolumes,
 }
 
@@ -89,7 +94,12 @@ pub fn create(
     refuse_absent_features(&extensions, rules)?;
     let echoed_entrypoint = request.entrypoint.clone();
     let default = restored.as_ref().map(|_| RESTORED_ENTRYPOINT.map(str::to_owned).to_vec());
-    let entrypoint = entrypoint(request.entrypoint.take(), &extensions, default)?;
+    let alone = request.repository.is_some() && request.entrypoint.is_none();
+    let entrypoint = match entrypoint(request.entrypoint.take(), &extensions, default) {
+        // The agent holds the sandbox open.
+        Err(_) if alone => Entrypoint::AgentOnly,
+        entrypoint => entrypoint?,
+    };
     let metadata = request.metadata.clone().unwrap_or_default();
     labels::check(&metadata)?;
     let platform = request.platform.take().map(|p| platform(&p.os, &p.arch, rules)).transpose()?;
@@ -100,6 +110,7 @@ pub fn create(
             "secureAccess needs docker.network_mode = \"bridge\": on the host's network every port is open",
         ));
     }
+    let policies = policies::check(&request, &rules.runtime)?;
     let policy = policy::check(request.network_policy.take(), proxies_credentials(&request), &rules.runtime)?;
     let windows = platform.as_ref().is_some_and(|platform| platform.os == "windows");
     if windows && !hooks.is_empty() {
@@ -114,7 +125,11 @@ pub fn create(
         &rules.allowed_host_paths,
         &rules.runtime,
     )?;
-    let (image, registry, snapshot) = image(request.image, restored)?;
+    let (image, registry, snapshot) = match request.repository {
+        // Found later.
+        Some(_) => (String::new(), None, None),
+        None => image(request.image, restored)?,
+    };
     if let Some(egress) = &egress {
         policy::check_environment(egress, &rules.runtime)?;
     }
@@ -132,11 +147,15 @@ pub fn create(
             egress,
             tenant: None,
             hooks,
+            source: None,
+            policies,
+            standby: None,
         },
         facts: MutableFacts { expires_at, metadata },
         secrets: Secrets { registry, object_stores: volumes.keys },
         echoed_metadata: request.metadata,
         echoed_entrypoint,
+        confidential: Confidential::default(),
         hosts: volumes.hosts,
     })
 }
@@ -192,10 +211,11 @@ fn refuse_absent_features(extensions: &StringMap, rules: &CreateRules) -> ApiRes
 fn hooks(asked: Option<LifecycleHooks>) -> ApiResult<Hooks> {
     let Some(asked) = asked else { return Ok(Hooks::default()) };
     let seconds = |asked: Option<i64>| asked.and_then(|seconds| u64::try_from(seconds).ok());
+    let hook =
+        |hook: LifecycleHook| Hook { command: hook.command, timeout_seconds: seconds(hook.timeout_seconds) };
     let hooks = Hooks {
-        pre_start: asked
-            .pre_start
-            .map(|hook| Hook { command: hook.command, timeout_seconds: seconds(hook.timeout_seconds) }),
+        pre_start: asked.pre_start.map(hook),
+        pre_stop: asked.pre_stop.map(hook),
         periodic: asked
             .periodic
             .unwrap_or_default()

@@ -134,6 +134,8 @@ impl CreateRules {
             named_volumes: false,
             object_store_volumes: false,
             foreign_platforms: false,
+            sockets: true,
+            standby: true,
         };
         Self { arch: "amd64", ..Self::of(&Config::default(), "embedded", none) }
     }
@@ -147,6 +149,8 @@ impl CreateRules {
             named_volumes: true,
             object_store_volumes: true,
             foreign_platforms: true,
+            sockets: true,
+            standby: true,
         };
         let mut config = Config::default();
         config.runtime.kind = RuntimeKind::Docker;

@@ -38,6 +38,34 @@ on_both! {
         assert_eq!(store.idempotency("k").await.unwrap(), None);
     }
 
+    async fn use_and_breakers_are_kept_and_forgotten(fixture) {
+        use sandglass_sandbox::{breaker::{Breaker, Limits}, policy::Usage};
+        let store = &fixture.store;
+        let id = SandboxId::random();
+        let mut usage = Usage::begun(at(1));
+        store.save_usage(id, &usage).await.unwrap();
+        usage.lease(at(9));
+        store.save_usage(id, &usage).await.unwrap();
+        assert_eq!(store.usages().await.unwrap(), [(id, usage)]);
+        store.forget_usage(id).await.unwrap();
+        store.forget_usage(id).await.unwrap();
+        assert!(store.usages().await.unwrap().is_empty());
+        let mut breaker = Breaker::default();
+        breaker.failed(id, at(1), &Limits::default());
+        let save = |expected, breaker: Breaker, when| async move {
+            store.save_breaker("k", expected, &breaker, at(when)).await.unwrap()
+        };
+        assert_eq!(save(None, breaker.clone(), 5).await, Advance::Written);
+        assert_eq!(save(None, breaker.clone(), 5).await, Advance::Lost);
+        assert_eq!(save(Some(7), breaker.clone(), 5).await, Advance::Lost);
+        assert_eq!(store.breaker("k").await.unwrap().unwrap().breaker, breaker);
+        assert_eq!(save(Some(1), Breaker::default(), 6).await, Advance::Written);
+        let kept = store.breaker("k").await.unwrap().unwrap();
+        assert!(kept.version == 2 && kept.breaker.is_empty());
+        store.prune(at(7)).await.unwrap();
+        assert_eq!(store.breaker("k").await.unwrap(), None);
+    }
+
     async fn an_intent_without_a_key_is_inserted_once(fixture) {
         let wanted = intent(SandboxId::random(), 1, Operation::Resume);
         assert_eq!(fixture.store.insert_create(&wanted, None).await.unwrap(), Claim::Claimed);

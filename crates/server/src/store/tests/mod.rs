@@ -3,8 +3,10 @@
 
 mod adoption;
 mod behaviour;
+mod image_builds;
 mod moving;
 mod outage;
+mod webhooks;
 
 use sandglass_sandbox::{
     SandboxId, SnapshotId, Timestamp,

@@ -2,10 +2,16 @@
 
 use std::path::Path;
 
+use sandglass_sandbox::{
+    breaker::{Breaker, Limits},
+    policy::Usage,
+    ports::store::AgentRecord,
+};
+
 use super::*;
 use crate::store::migrate::{MigrateError, Moved, Place, migrate};
 
-fn place(config: &StoreConfig) -> Place {
+pub(super) fn place(config: &StoreConfig) -> Place {
     match config.kind {
         StoreKind::Sqlite => Place::Sqlite(config.path.clone()),
         StoreKind::Postgresql => Place::Postgres(config.postgresql.clone()),
@@ -24,11 +30,36 @@ async fn fill(store: &SqlStore) -> (SandboxId, SnapshotRecord) {
     record.namespace = Some("tenant".into());
     record.restore = Some(RestoreConfig { backend: "docker".into(), image: "i".into() });
     store.insert_snapshot(&record).await.unwrap();
+    store.save_agent(&agent(id), &[]).await.unwrap();
+    store.save_usage(id, &usage()).await.unwrap();
+    for expected in [None, Some(1)] {
+        assert_eq!(
+            store.save_breaker("kind", expected, &breaker(id), at(9)).await.unwrap(),
+            Advance::Written
+        );
+    }
     (id, record)
 }
 
+fn agent(id: SandboxId) -> AgentRecord {
+    AgentRecord { sandbox_id: id, body: serde_json::json!({"facts": {"link": "attached"}, "lines": 7}) }
+}
+
+fn usage() -> Usage {
+    let mut usage = Usage::begun(at(4));
+    usage.lease(at(9));
+    usage
+}
+
+fn breaker(id: SandboxId) -> Breaker {
+    let mut breaker = Breaker::default();
+    breaker.failed(id, at(1), &Limits::default());
+    breaker
+}
+
+/// The first tables; those of image builds have a test of their own.
 fn counts(moved: &[Moved]) -> Vec<(u64, u64, u64)> {
-    moved.iter().map(|m| (m.total, m.migrated, m.skipped)).collect()
+    moved[..4].iter().map(|m| (m.total, m.migrated, m.skipped)).collect()
 }
 
 async fn round(first: StoreConfig, second: StoreConfig) {
@@ -46,6 +77,11 @@ async fn round(first: StoreConfig, second: StoreConfig) {
     assert_eq!(target.open_intents().await.unwrap(), store.open_intents().await.unwrap());
     assert_eq!(target.idempotency("key").await.unwrap(), store.idempotency("key").await.unwrap());
     assert_eq!(target.snapshot(record.id).await.unwrap(), Some(record));
+    assert_eq!(target.agents().await.unwrap(), [agent(id)]);
+    assert_eq!(target.usages().await.unwrap(), [(id, usage())]);
+    let kept = target.breaker("kind").await.unwrap();
+    assert_eq!(kept, store.breaker("kind").await.unwrap());
+    assert_eq!(kept.unwrap().version, 2, "whoever changes it next compares with this");
     assert_eq!(target.history_after(id, 0, 2_000).await.unwrap(), history, "numbers included");
     target.append(id, &[event("next")]).await.unwrap();
     let last = history.last().unwrap().seq;

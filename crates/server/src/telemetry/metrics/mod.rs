@@ -10,6 +10,7 @@ mod family;
 pub mod prometheus;
 mod requests;
 mod sharded;
+mod stages;
 
 use std::{
     collections::BTreeMap,
@@ -23,6 +24,7 @@ pub use creates::{Creates, Sdk};
 pub use family::{Family, Label, Labels, Points};
 pub use requests::{Requests, RouteName, method_name, port_route_of, route_of};
 pub use sharded::{Counter, Distribution, Histogram};
+pub use stages::CreateStages;
 
 use crate::{engine::Engine, listener::Looked};
 use sandglass_sandbox::{lifecycle::state::State, ports::StoreError};
@@ -103,6 +105,7 @@ pub enum Export {
 pub struct Metrics {
     pub requests: Requests,
     pub creates: Creates,
+    pub stages: CreateStages,
     proxied: [[Counter; 3]; 2],
     renewals: [[AtomicU64; 8]; 2],
     exports: [[AtomicU64; 3]; 2],
@@ -218,6 +221,7 @@ impl Metrics {
     pub fn families(&self, engine: Option<&Engine>) -> Vec<Family> {
         let mut families = vec![self.requests.family(), self.creates.family()];
         families.extend(engine.map(gauges).into_iter().flatten());
+        families.extend(self.stages.families());
         families.extend([
             self.create_family(),
             Family::counter(

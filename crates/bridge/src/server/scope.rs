@@ -1,0 +1,127 @@
+//! Which repositories a sandbox may ask credentials for.
+//!
+//! Host and path are compared in one normal form. A path keeps its case: hosts differ in whether it matters, and the careful
+//! answer is right for all of them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::wire::GitCredentialRequest;
+
+/// One declared repository.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Written", into = "Written")]
+pub struct RepositoryScope {
+    host: String,
+    path: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Written {
+    host: String,
+    path: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a repository is a host with an optional port, and a path without empty, '.' or '..' parts and without escapes"
+)]
+pub struct InvalidScope;
+
+impl RepositoryScope {
+    /// The repository at `path` of `host`.
+    pub fn new(host: &str, path: &str) -> Result<Self, InvalidScope> {
+        Ok(Self {
+            host: normal_host(host).ok_or(InvalidScope)?,
+            path: normal_path(path).ok_or(InvalidScope)?,
+        })
+    }
+
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether a request is about this repository. What has no normal form is about none.
+    pub fn covers(&self, request: &GitCredentialRequest) -> bool {
+        Self::new(&request.host, &request.path).as_ref() == Ok(self)
+    }
+}
+
+impl TryFrom<Written> for RepositoryScope {
+    type Error = InvalidScope;
+
+    fn try_from(written: Written) -> Result<Self, InvalidScope> {
+        Self::new(&written.host, &written.path)
+    }
+}
+
+impl From<RepositoryScope> for Written {
+    fn from(scope: RepositoryScope) -> Self {
+        Written { host: scope.host, path: scope.path }
+    }
+}
+
+/// Lower case, without the port of https and without the dot of the root.
+fn normal_host(host: &str) -> Option<String> {
+    let host = host.to_ascii_lowercase();
+    let host = host.strip_suffix(":443").unwrap_or(&host);
+    let host = host.strip_suffix('.').unwrap_or(host);
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_' | b':' | b'[' | b']');
+    (!host.is_empty() && host.bytes().all(allowed)).then(|| host.to_owned())
+}
+
+/// Without slashes around it, `.git`, and what git-lfs appends.
+fn normal_path(path: &str) -> Option<String> {
+    let path = path.trim_matches('/');
+    let path = path.strip_suffix("/info/lfs").unwrap_or(path).trim_end_matches('/');
+    let path = path.strip_suffix(".git").unwrap_or(path);
+    let part = |part: &str| {
+        !matches!(part, "" | "." | "..")
+            && !part
+                .chars()
+                .any(|c| c.is_control() || c.is_whitespace() || matches!(c, '%' | '\\' | '?' | '#' | '@'))
+    };
+    path.split('/').all(part).then(|| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repository_is_recognised_however_it_is_written_and_no_other_is() {
+        let scope = RepositoryScope::new("GitHub.com", "/acme/web.git").unwrap();
+        let covers = |host: &str, path: &str| {
+            scope.covers(&GitCredentialRequest { host: host.to_owned(), path: path.to_owned() })
+        };
+        for (host, path) in [
+            ("github.com", "acme/web"),
+            ("GITHUB.COM:443", "/acme/web.git/"),
+            ("github.com.", "acme/web.git/info/lfs"),
+        ] {
+            assert!(covers(host, path), "{host} {path}");
+        }
+        for (host, path) in [
+            ("github.com", ""),
+            ("github.com", "acme"),
+            ("github.com", "acme/web2"),
+            ("github.com", "acme/web/../secret"),
+            ("github.com", "acme/other/../web"),
+            ("github.com", "acme/./web"),
+            ("github.com", "acme//web"),
+            ("github.com", "acme/%77eb"),
+            ("github.com", "acme/web.git.git"),
+            ("github.com", "Acme/web"),
+            ("github.com:8443", "acme/web"),
+            ("github.com.evil.org", "acme/web"),
+            ("user@github.com", "acme/web"),
+            ("evil.org/github.com", "acme/web"),
+            ("", "acme/web"),
+        ] {
+            assert!(!covers(host, path), "{host} {path}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Secrets that requests name instead of carrying them: one file each, in a folder of the operator's.
+//!
+//! On a server with tenants every tenant has a folder of its name, and nobody reaches another's. What is read goes the way of a secret that
+//! came with the request: whoever may name it can read it in the sandbox. A file `NAME.hosts` beside it lists the hosts that it may be sent to.
+//! Invariant: neither a value nor a path is in an error.
+
+use std::{fs::File, io, io::Read, path::Path};
+
+use sandglass_repository::{HostAllowList, RepositoryUrl};
+
+/// Longer names are none.
+const MAX_NAME: usize = 128;
+/// Keys are a few KiB.
+const MAX_BYTES: u64 = 64 << 10;
+/// What the list of a secret's hosts is named, after the secret.
+const HOSTS: &str = ".hosts";
+
+/// Why there is no such secret.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SecretError {
+    #[error("this server keeps no secrets by name; send the token")]
+    NoFolder,
+    #[error(
+        "must be of 1 to {MAX_NAME} letters, digits, `_`, `.` and `-`, not begin with a dot and not end with `{HOSTS}`"
+    )]
+    Name,
+    #[error("there is no secret of that name")]
+    Absent,
+    #[error("the secret cannot be used: {0}")]
+    Unusable(&'static str),
+    #[error("the secret is not for the host {0}; the server's operator lists those that it is for")]
+    Host(String),
+}
+
+/// The value of a secret, by what it is.
+#[derive(PartialEq, Eq)]
+pub(crate) enum Value {
+    Token(String),
+    /// Of ssh, as PEM.
+    PrivateKey(String),
+}
+
+impl std::fmt::Debug for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Value(***)")
+    }
+}
+
+/// The folder. `None` where there is none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SecretFiles<'a>(pub Option<&'a Path>);
+
+impl SecretFiles<'_> {
+    /// Reads the secret `name` of a tenant, for the repository at `url`. Blocking.
+    pub(crate) fn read(self, tenant: Option<&str>, name: &str, url: &str) -> Result<Value, SecretError> {
+        let folder = self.0.ok_or(SecretError::NoFolder)?;
+        if !is_name(name) || name.ends_with(HOSTS) {
+            return Err(SecretError::Name);
+        }
+        let folder = match tenant {
+            None => folder.to_path_buf(),
+            Some(tenant) if is_name(tenant) => folder.join(tenant),
+            Some(_) => return Err(SecretError::Absent),
+        };
+        let text = text_of(&folder.join(name))?;
+        is_for(&folder.join(format!("{name}{HOSTS}")), url)?;
+        match text.trim() {
+            "" => Err(SecretError::Unusable("it is empty")),
+            // A key ends with a line break.
+            key if key.starts_with("-----BEGIN ") => Ok(Value::PrivateKey(format!("{key}\n"))),
+            token if token.contains(['\n', '\0']) => {
+                Err(SecretError::Unusable("it has more than one line and is no private key"))
+            }
+            token => Ok(Value::Token(token.to_owned())),
+        }
+    }
+}
+
+fn text_of(path: &Path) -> Result<String, SecretError> {
+    // To open anything but a file could keep the request waiting.
+    if !path.metadata().is_ok_and(|about| about.is_file()) {
+        return Err(SecretError::Absent);
+    }
+    let file = File::open(path).map_err(|_| SecretError::Absent)?;
+    let mut text = String::new();
+    let read = file.take(MAX_BYTES + 1).read_to_string(&mut text);
+    if read.is_err() {
+        return Err(SecretError::Unusable("it is not text"));
+    }
+    if text.len() as u64 > MAX_BYTES {
+        return Err(SecretError::Unusable("it is larger than 64 KiB"));
+    }
+    Ok(text)
+}
+
+/// Refuses an address whose host is not in the list. Only where no list exists there is none: one that cannot be read allows nothing.
+fn is_for(list: &Path, url: &str) -> Result<(), SecretError> {
+    match list.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        _ => {}
+    }
+    let unusable = SecretError::Unusable("the list of its hosts cannot be read");
+    let text = text_of(list).map_err(|_| unusable.clone())?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let hosts = HostAllowList::parse(lines).map_err(|_| unusable)?;
+    match RepositoryUrl::parse(url) {
+        Ok(url) if hosts.allows(url.host()) => Ok(()),
+        Ok(url) => Err(SecretError::Host(url.host().to_owned())),
+        Err(_) => Err(SecretError::Unusable("the address of its repository is not understood")),
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len())
+        && !name.starts_with('.')
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const URL: &str = "https://git.example.com/acme/web.git";
+
+    #[test]
+    fn a_secret_is_read_by_its_name_and_nothing_else_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, files) = (dir.path(), SecretFiles(Some(dir.path())));
+        fs::write(path.join("token"), "hunter2\n").unwrap();
+        fs::write(path.join("key"), "-----BEGIN OPENSSH PRIVATE KEY-----\nx\n-----END").unwrap();
+        fs::write(path.join("lines"), "a\nb").unwrap();
+        fs::write(path.join("empty"), "\n").unwrap();
+        fs::write(path.join("binary"), [0xff, 0xfe]).unwrap();
+        fs::write(path.join("large"), "x".repeat(70 << 10)).unwrap();
+        fs::create_dir(path.join("acme")).unwrap();
+        fs::write(path.join("acme/token"), "hunter3").unwrap();
+        assert_eq!(files.read(None, "token", URL), Ok(Value::Token("hunter2".into())));
+        assert_eq!(files.read(Some("acme"), "token", URL), Ok(Value::Token("hunter3".into())));
+        assert!(
+            matches!(files.read(None, "key", URL), Ok(Value::PrivateKey(key)) if key.ends_with("-----END\n"))
+        );
+        for (tenant, name, error) in [
+            (None, "none", SecretError::Absent),
+            (None, "acme", SecretError::Absent),
+            (Some("acme"), "key", SecretError::Absent),
+            (Some("other"), "token", SecretError::Absent),
+            (Some(".."), "token", SecretError::Absent),
+            (None, "acme/token", SecretError::Name),
+            (None, "..", SecretError::Name),
+            (None, "", SecretError::Name),
+            (None, "empty", SecretError::Unusable("it is empty")),
+            (None, "binary", SecretError::Unusable("it is not text")),
+            (None, "large", SecretError::Unusable("it is larger than 64 KiB")),
+            (None, "lines", SecretError::Unusable("it has more than one line and is no private key")),
+        ] {
+            assert_eq!(files.read(tenant, name, URL), Err(error), "{tenant:?} {name}");
+        }
+        assert_eq!(SecretFiles(None).read(None, "token", URL), Err(SecretError::NoFolder));
+        assert!(!format!("{:?}", files.read(None, "token", URL)).contains("hunter"));
+    }
+
+    #[test]
+    fn a_secret_with_a_list_of_hosts_is_sent_to_these_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, files) = (dir.path(), SecretFiles(Some(dir.path())));
+        fs::create_dir(path.join("acme")).unwrap();
+        fs::write(path.join("token"), "hunter2\n").unwrap();
+        fs::write(path.join("acme/token"), "hunter3").unwrap();
+        fs::write(path.join("token.hosts"), "# ours\ngit.example.com\n\n*.corp.example\n").unwrap();
+        let read = |url| files.read(None, "token", url);
+        for url in [
+            URL,
+            "https://GIT.example.com:8443/a/b",
+            "git@git.example.com:a/b.git",
+            "https://x.corp.example/a",
+        ] {
+            assert_eq!(read(url), Ok(Value::Token("hunter2".into())), "{url}");
+        }
+        for (url, host) in [
+            ("https://evil.example.org/a/b", "evil.example.org"),
+            ("https://git.example.com.evil.org/a/b", "git.example.com.evil.org"),
+            ("ssh://git@corp.example/a/b", "corp.example"),
+        ] {
+            assert_eq!(read(url), Err(SecretError::Host(host.into())), "{url}");
+        }
+        assert!(matches!(read("nothing"), Err(SecretError::Unusable(_))));
+        assert_eq!(files.read(None, "token.hosts", URL), Err(SecretError::Name), "the list is no secret");
+        assert!(files.read(Some("acme"), "token", "https://evil.example.org/a").is_ok(), "it has no list");
+        let unusable = Err(SecretError::Unusable("the list of its hosts cannot be read"));
+        for list in ["not a host", "*.\n"] {
+            fs::write(path.join("token.hosts"), list).unwrap();
+            assert_eq!(read(URL), unusable, "{list}");
+        }
+        fs::write(path.join("token.hosts"), "").unwrap();
+        assert_eq!(read(URL), Err(SecretError::Host("git.example.com".into())), "an empty list is for none");
+        fs::remove_file(path.join("token.hosts")).unwrap();
+        fs::create_dir(path.join("token.hosts")).unwrap();
+        assert_eq!(read(URL), unusable);
+    }
+}
