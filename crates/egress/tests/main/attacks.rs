@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, sendto, socket_with};
@@ -161,12 +162,14 @@ fn a_question_is_not_taken_for_more_of_one_of_ours() {
     let stage = Stage::shared();
     let program = stage.start(Fake::new(Action::Allow, &[], &[]));
     let ear = Ear::at(&stage, "w", "192.0.2.1:53");
+    // One socket for all: a closed one lives on for a moment in a child that another test starts just then.
+    let socket = Arc::new(stage.boxed(|| UdpSocket::bind("0.0.0.0:20000").unwrap()));
     for plan in [by_address(&["192.0.2.1/32"], &[]), Plan { default: Action::Allow, ..Plan::deny_all() }] {
         program.apply(plan);
         let send = |text: &'static [u8], mark: u32| {
+            let socket = socket.clone();
             stage.boxed(move || {
-                let socket = UdpSocket::bind("0.0.0.0:20000").unwrap();
-                set(&socket, libc::SOL_SOCKET, libc::SO_MARK, &mark.to_ne_bytes()).unwrap();
+                set(&*socket, libc::SOL_SOCKET, libc::SO_MARK, &mark.to_ne_bytes()).unwrap();
                 // A refusal may be told at once.
                 let _ = socket.send_to(text, (SERVERS[0], 53));
             });
