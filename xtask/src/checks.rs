@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use crate::postgres;
 use crate::process::{run, succeeds};
 use crate::python;
+use crate::second_chance;
 use crate::workspace::{Workspace, cargo};
 
 /// Names the interpreter whose kernels the agent's tests run code in.
@@ -48,13 +49,21 @@ pub(crate) fn unit_tests(workspace: &Workspace, mode: Mode) -> Result<()> {
     let address = database.as_ref().map(|database| (postgres::VARIABLE, database.address()));
     let tests = ["test", "--workspace", "--no-fail-fast"];
     if mode == Mode::Local && !succeeds(Command::new("dockerd").arg("--version")) {
-        return run(in_root(workspace).args(tests).envs(address).envs([kernels]));
+        return second_chance::test(&tests, |arguments| {
+            let mut command = in_root(workspace);
+            command.args(arguments).envs(address.clone()).envs([kernels.clone()]);
+            command
+        });
     }
     let folder = workspace.root.join("e2e");
     let python = python::environment(&folder.join(".venv"), &folder.join("requirements.txt"))?;
-    let mut command = Command::new(python);
-    command.arg(folder.join("with_docker.py")).arg(cargo()).args(tests).args(locked(mode));
-    run(command.envs(address).envs([kernels]).current_dir(&workspace.root))
+    let tests: Vec<&str> = tests.iter().chain(locked(mode)).copied().collect();
+    second_chance::test(&tests, |arguments| {
+        let mut command = Command::new(&python);
+        command.arg(folder.join("with_docker.py")).arg(cargo()).args(arguments);
+        command.envs(address.clone()).envs([kernels.clone()]).current_dir(&workspace.root);
+        command
+    })
 }
 
 fn locked(mode: Mode) -> &'static [&'static str] {

@@ -11,6 +11,7 @@ mod fuzz;
 mod postgres;
 mod process;
 mod python;
+mod second_chance;
 mod setup;
 mod suites;
 mod workspace;
