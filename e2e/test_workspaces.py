@@ -84,6 +84,12 @@ def test_a_dockerfile_is_built_once(spaces, git):
     assert image["sandboxCount"] == 2
 
 
+def test_what_an_image_tells_agents_is_not_for_the_box_in_which_it_is_made(spaces, git):
+    first = f'FROM {git_image.NAME} AS first\nENV BOOTSTRAP_CMD="exit 3" EXECD_ENVS=/nowhere/at/all\n'
+    repository = git.repository({"Dockerfile": f'{first}FROM first\nRUN test "$BOOTSTRAP_CMD" = "exit 3"\n'})
+    spaces.until_build(spaces.start_build(repository)["id"], "Succeeded")
+
+
 def test_setup_runs_once_and_start_at_every_boot(spaces, git):
     repository = git.repository({".sandbox/setup.sh": COUNT.format("setup"), ".sandbox/start.sh": COUNT.format("start")})
     for _ in range(2):

@@ -104,6 +104,15 @@ def test_stages_and_what_newer_builders_know(spaces, git):
     assert spaces.text(identity, "cat /tool") == "tool"
 
 
+def test_what_an_image_tells_agents_is_not_for_the_box_in_which_it_is_made(spaces, git, base):
+    steps = 'ENV BOOTSTRAP_CMD="exit 3" EXECD_CLONE3_COMPAT=nonsense EXECD_API_GRACE_SHUTDOWN=never\nRUN test "$BOOTSTRAP_CMD" = "exit 3"\n'
+    repository = git.repository({"Dockerfile": f"FROM {git_image.NAME}\n{steps}", ".sandbox/setup.sh": "#!/bin/sh\ntrue\n"})
+    build = spaces.until_build(spaces.start_build(repository)["id"], "Succeeded")
+    image = next(image for image in spaces.built_images() if image["id"] == build["imageId"])
+    env = inspected(base, image["reference"])["Config"]["Env"]
+    assert "BOOTSTRAP_CMD=exit 3" in env and "EXECD_CLONE3_COMPAT=nonsense" in env, env
+
+
 def test_a_dockerfile_that_fails_tells_its_line_code_and_end(spaces, git, base):
     repository = git.repository({"Dockerfile": f"FROM {git_image.NAME}\nRUN echo the disk is green; exit 7\n"})
     shown = spaces.failed(repository)

@@ -40,6 +40,9 @@ pub(super) const BUILDER: &str = "builder";
 /// Where a build keeps what is not part of the image.
 pub(super) const OWN: &str = "/tmp/.sandglass-build";
 
+/// How variables begin that tell the agent, or the start script before it, what to do.
+const STEERING: &[&str] = &["BOOTSTRAP_", "EXECD_", "OPENSANDBOX_", "OPEN_SANDBOX_"];
+
 /// Bytes that a command of our own may answer with.
 const ANSWER_MOST: usize = 1 << 20;
 
@@ -122,6 +125,7 @@ impl SandboxEngine {
         let local = self.captures.find(image).await.map_err(of_runtime)?;
         let local =
             local.ok_or_else(|| EngineError::transient(format!("the image {image} is gone again")))?;
+        spec.env = unsaid(&local.config.env);
         let now = self.clock.now();
         let metadata = [
             (ROLE.0.to_owned(), ROLE.1.to_owned()),
@@ -333,6 +337,13 @@ pub(super) fn builder(salt: &[u8]) -> String {
     Sha256::digest([b"builder ", salt].concat())[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// What an image tells the agent by its environment is meant for sandboxes of it, not for the one in which a build goes on: there it says
+/// nothing. The image that comes of it keeps what it says.
+fn unsaid(env: &[(String, String)]) -> Vec<(String, String)> {
+    let steers = |name: &str| STEERING.iter().any(|prefix| name.starts_with(prefix));
+    env.iter().filter(|(name, _)| steers(name)).map(|(name, _)| (name.clone(), String::new())).collect()
+}
+
 /// What only this server has to know.
 fn token() -> String {
     // Two random ids: 244 bits.
@@ -342,4 +353,19 @@ fn token() -> String {
 /// The folder of a checkout on this machine.
 pub(super) fn folder(scratch: &Path, number: usize) -> PathBuf {
     scratch.join(format!("checkout-{number}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unsaid;
+
+    #[test]
+    fn only_what_steers_the_agent_is_unsaid() {
+        let pairs =
+            [("PATH", "/bin"), ("BOOTSTRAP_CMD", "exit 3"), ("EXECD_CLONE3_COMPAT", "x"), ("MY_EXECD_", "1")];
+        let env: Vec<_> = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let names: Vec<_> = unsaid(&env).into_iter().collect();
+        let blank = |name: &str| (name.to_owned(), String::new());
+        assert_eq!(names, [blank("BOOTSTRAP_CMD"), blank("EXECD_CLONE3_COMPAT")]);
+    }
 }
