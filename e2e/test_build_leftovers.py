@@ -53,7 +53,7 @@ def build(spaces, repository, secrets=None, **body):
     return ended(spaces, answer.json()["id"])
 
 
-def ended(spaces, identity, seconds=90):
+def ended(spaces, identity, seconds=180):
     wait_for(lambda: spaces.build(identity)["status"]["state"] in ENDS, seconds)
     return spaces.build(identity)
 
@@ -199,7 +199,7 @@ def test_a_build_that_fills_the_disk_makes_room_when_its_time_is_over(git, tmp_p
             answer = spaces.ask(git.repository({"README": "x\n"}), **body)
             if answer.status_code != 202:
                 assert (answer.status_code, answer.json()["code"]) == (503, "GENERAL::UNAVAILABLE"), answer.text
-        made = ended(spaces, identity, seconds=120)
+        made = ended(spaces, identity)
         assert made["status"]["state"] in {"TimedOut", "Failed"}, made
         wait_for(lambda: free() > 50_000_000, 30)
         spaces.close()

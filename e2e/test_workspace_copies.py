@@ -45,7 +45,7 @@ def test_worktree_index_and_head_are_the_same_byte_for_byte(spaces, git):
     snapshot = answer.json()["id"]
     path = f"/v1/snapshots/{snapshot}"
     try:
-        assert wait_for(lambda: spaces.http.get(path).json()["status"]["state"] == "Ready", 30), spaces.http.get(path).text
+        assert wait_for(lambda: spaces.http.get(path).json()["status"]["state"] == "Ready"), spaces.http.get(path).text
         answer = spaces.send({"snapshotId": snapshot, "timeout": 600, "resourceLimits": {"memory": "256Mi"}, "entrypoint": ["sleep", "600"]})
         assert answer.status_code == 202, answer.text
         copy = answer.json()["id"]

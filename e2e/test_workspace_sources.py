@@ -79,7 +79,7 @@ def test_large_files_are_there_for_the_setup_and_in_the_box(spaces, git):
     other = repository.large("model.bin", b"other\xfe" * 50_000)
     third = spaces.ready(source, imageBuild=on(LARGE))
     assert spaces.text(third, f"sha256sum < {place}/model.bin") == f"{other}  -"
-    assert wait_for(lambda: len(spaces.builds_of(repository)) == 2, 30)
+    assert wait_for(lambda: len(spaces.builds_of(repository)) == 2)
     newest = max(spaces.builds_of(repository), key=lambda build: build["createdAt"])
     spaces.until_build(newest["id"], "Succeeded")
 

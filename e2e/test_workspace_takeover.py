@@ -11,7 +11,7 @@ from workspaces import Workspaces
 pytestmark = pytest.mark.sandglass
 
 # What a build is left to its owner for after the last sign of life, until somebody looks, and the build itself.
-TAKEOVER = 60 + 15 + 60
+TAKEOVER = 60 + 15 + 180
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,8 @@ def shared():
 
 def test_builds_of_a_killed_server_are_finished_by_the_other(engine, git, shared):
     """One that needs nothing else, and one whose credential was on the disk of the server that was given it, and nowhere else."""
-    setup = {".sandbox/setup.sh": "#!/bin/sh\necho begun\nsleep 5\necho ran >> /var/setup.count\n"}
+    # Long enough for both to have begun and neither to have ended when their server is killed.
+    setup = {".sandbox/setup.sh": "#!/bin/sh\necho begun\nsleep 20\necho ran >> /var/setup.count\n"}
     free, private = git.repository(setup), git.repository(setup, "private/takeover")
     with on_engine(engine, **shared) as one, on_engine(engine, **shared) as other:
         with client_of(other, engine) as spaces:
@@ -48,7 +49,7 @@ def test_builds_of_a_killed_server_are_finished_by_the_other(engine, git, shared
             seen = spaces.until_build(cannot, "Failed", seconds=TAKEOVER)
             assert "credential" in str(seen["failure"]) or "secrets" in str(seen["failure"]), seen
             # What the dead server's attempts had made is gone.
-            assert not engine.wait_clean(30), engine.leftovers()
+            assert not engine.wait_clean(), engine.leftovers()
             identity = spaces.ready(free, imageBuild={"policy": "requireCached"})
             assert spaces.text(identity, "cat /var/setup.count") == "ran"
 
@@ -72,6 +73,6 @@ def test_a_sandbox_of_a_killed_server_is_finished_by_the_next_one(engine, git, s
                 spaces.until_ready(identity, seconds=TAKEOVER)
                 assert spaces.text(identity, "cat /var/hook.count") == "ran"
                 assert len(spaces.builds_of(repository)) == 1
-                assert wait_for(lambda: len(engine.containers()) == 1, 30), engine.containers()
-                attached = wait_for(lambda: spaces.show(identity)["agent"]["state"] == "Attached", 30)
+                assert wait_for(lambda: len(engine.containers()) == 1), engine.containers()
+                attached = wait_for(lambda: spaces.show(identity)["agent"]["state"] == "Attached")
                 assert attached, spaces.show(identity)
