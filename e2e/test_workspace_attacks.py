@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 import git_image
-from git_servers import GitServers
 from stack import free_port, wait_for
 from workspace_stacks import client_of, embedded
 from workspaces import QUICK_AGENT
@@ -25,12 +24,6 @@ PATIENCE = 60
 
 
 @pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
 def secrets_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("secrets")
 
@@ -42,12 +35,6 @@ def stack(secrets_dir):
     with embedded(workspaces={"failed_retention_seconds": 2, "secrets_dir": str(secrets_dir), **agents}) as made:
         made.agents = port
         yield made
-
-
-@pytest.fixture
-def spaces(stack):
-    with client_of(stack) as client:
-        yield client
 
 
 def resident(stack):

@@ -6,9 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from git_servers import GitServers
 from stack import wait_for
-from workspace_stacks import client_of, embedded, on_engine
+from workspace_stacks import embedded, on_engine
 
 pytestmark = pytest.mark.sandglass
 
@@ -17,12 +16,6 @@ CROWD, BUILDS = 200, 20
 PATIENCE = 420
 BUILDS_AT_A_TIME = 2
 ENDED = {"Succeeded", "Failed", "Cancelled", "TimedOut"}
-
-
-@pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
 
 
 @pytest.fixture(scope="module", params=["embedded", "docker"])
@@ -34,12 +27,6 @@ def stack(request):
         made = on_engine(request.getfixturevalue("engine"), builds=builds)
     with made as running:
         yield running
-
-
-@pytest.fixture
-def spaces(stack):
-    with client_of(stack, getattr(stack, "engine", None)) as client:
-        yield client
 
 
 def at_once(number, act):

@@ -10,10 +10,9 @@ from itertools import combinations
 import httpx
 import pytest
 
-from git_servers import GitServers
 from ssh_clients import Client, Keys, Refused, Tunnel
 from stack import wait_for
-from workspace_stacks import client_of, embedded
+from workspace_stacks import embedded
 from workspaces import QUICK_AGENT
 
 pytestmark = pytest.mark.sandglass
@@ -25,21 +24,9 @@ PRESENCE = 15
 
 
 @pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
 def stack():
     with embedded(workspaces={"grace_seconds": 6}) as made:
         yield made
-
-
-@pytest.fixture
-def spaces(stack):
-    with client_of(stack) as client:
-        yield client
 
 
 def processes_of(stack, identity):

@@ -4,7 +4,6 @@ import pytest
 
 import git_image
 from archives import Image, directory, file, layer
-from git_servers import GitServers
 from stack import wait_for
 from workspace_stacks import client_of, embedded
 
@@ -36,21 +35,9 @@ def with_authority(authorities):
 
 
 @pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
 def stack():
     with embedded({LARGE: with_large_files()}) as made:
         yield made
-
-
-@pytest.fixture
-def spaces(stack):
-    with client_of(stack) as client:
-        yield client
 
 
 # ---------------------------------------------------------------- large files

@@ -2,7 +2,6 @@
 
 import pytest
 
-from git_servers import GitServers
 from services import Postgres
 from stack import wait_for
 from workspace_stacks import client_of, on_engine
@@ -12,12 +11,6 @@ pytestmark = pytest.mark.sandglass
 
 # What a build is left to its owner for after the last sign of life, until somebody looks, and the build itself.
 TAKEOVER = 60 + 15 + 180
-
-
-@pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
 
 
 @pytest.fixture
