@@ -33,7 +33,7 @@ def shaky():
 
 
 def healthy(docker):
-    return httpx.get(f"{docker.http.base_url}/health", timeout=5).status_code == 200
+    return httpx.get(f"{docker.http.base_url}/health", timeout=15).status_code == 200
 
 
 def coded(answer):

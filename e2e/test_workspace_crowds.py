@@ -13,7 +13,7 @@ pytestmark = pytest.mark.sandglass
 
 CROWD, BUILDS = 200, 20
 # Two processors make this many boxes in about a minute when nothing else runs.
-PATIENCE = 420
+PATIENCE = 600
 BUILDS_AT_A_TIME = 2
 ENDED = {"Succeeded", "Failed", "Cancelled", "TimedOut"}
 
