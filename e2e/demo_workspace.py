@@ -33,7 +33,7 @@ WEB_PORT = 5173
 PLACE = "/workspace/hello"
 SERVICES = ("ssh", "code-server", f"web:{WEB_PORT}=npm run dev")
 # Against hanging only.
-PATIENCE = 180
+PATIENCE = 360
 
 
 class Wrong(Exception):
@@ -189,7 +189,7 @@ class Demonstration:
             self.tell(stack, user, repository)
             with self.story.step("rm: both sandboxes go, and the server and the host have nothing left of them"):
                 user.sandglass("rm", "--all")
-                problems = stack.wait_clean(seconds=30)
+                problems = stack.wait_clean()
                 claim(not problems, "left over: " + "; ".join(problems))
             with self.story.step("the server stops"):
                 claim(stack.stop() == 0, "the server did not end as it should")

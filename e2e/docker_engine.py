@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from stack import processes, wait_for
+from stack import PATIENCE, processes, wait_for
 
 HERE = Path(__file__).parent
 CACHE = HERE / ".cache"
@@ -164,6 +164,7 @@ class Engine:
         self.gateway = f"{self.base}.{third}.1"
         self.environment = {**os.environ, "DOCKER_HOST": self.host, "DOCKER_CONFIG": str(self.home / "client")}
         self.process = None
+        self.killed = False
         self.known = set()
         # Sandboxes that may be there for the whole run, or end by themselves, and are not taken for left over.
         self.lasting = set()
@@ -189,6 +190,7 @@ class Engine:
     # ------------------------------------------------------------ its life
 
     def start(self):
+        self.killed = False
         if not Path("/sys/class/net", self.bridge).exists():
             subprocess.run(["ip", "link", "add", self.bridge, "type", "bridge"], check=True)
             subprocess.run(["ip", "addr", "add", f"{self.gateway}/24", "dev", self.bridge], check=True)
@@ -233,9 +235,15 @@ class Engine:
         """As a crash of the daemon alone."""
         self.process.kill()
         self.process.wait()
+        self.killed = True
         # Its containerd died with it, but stays in the process table where nobody reaps, and would be taken for alive.
         for name in ("pid", "exec/containerd/containerd.pid"):
             (self.home / name).unlink(missing_ok=True)
+
+    def revive(self):
+        """Starts what a test killed and, since it failed, did not start again."""
+        if self.killed:
+            self.start()
 
     def freeze(self):
         self.process.send_signal(signal.SIGSTOP)
@@ -374,7 +382,13 @@ class Engine:
         status, image = self.api("GET", f"/images/opensandbox-snapshots:{tag}/json")
         return f"made {image['Created']} of {image.get('Container', '')[:12]} {image['Config'].get('Cmd')}" if status == 200 else ""
 
-    def wait_clean(self, seconds=10.0, **keys):
+    def sweep(self):
+        """Removes every container but those that may stay."""
+        left = [one["Id"] for one in self.containers() if (one["Labels"] or {}).get(ID) not in self.lasting]
+        if left:
+            self.call("rm", "-fv", *left, check=False)
+
+    def wait_clean(self, seconds=PATIENCE, **keys):
         deadline = time.monotonic() + seconds
         while True:
             found = self.leftovers(**keys)

@@ -4,9 +4,9 @@ Both have a home of their own (the side files of sandboxes live there) which may
 """
 
 import contextlib
+import itertools
 import json
 import os
-import random
 import shutil
 import signal
 import sqlite3
@@ -15,15 +15,32 @@ import tempfile
 from pathlib import Path
 
 from docker_engine import STUB_AGENT
-from stack import Client, Stack, free_port, wait_for
+from stack import SEATS, Client, Stack, free_port, seat, wait_for
 
 REFERENCE_PYTHON = "SANDGLASS_E2E_REFERENCE_PYTHON"
 
 
+# Above those of the servers themselves, below those of outgoing connections.
+PUBLISHED = (20_000, 32_000)
+RANGES = 5
+_handed_out = itertools.count()
+
+
+def _range(number):
+    first, last = PUBLISHED
+    width = (last - first) // SEATS // RANGES
+    start = first + (seat() * RANGES + number) * width
+    return {"port_range_min": start, "port_range_max": start + width - 1}
+
+
 def port_range():
-    """Few servers on one host publish ports at once; a range of their own keeps them apart."""
-    start = random.randrange(20_000, 58_000, 500)
-    return {"port_range_min": start, "port_range_max": start + 499}
+    """Few servers of one process publish ports at once; ranges of their own keep them apart, and from those of every other process."""
+    return _range(next(_handed_out) % (RANGES - 1))
+
+
+def untouched_range():
+    """One that no server is given otherwise, for a test that counts on every port of it."""
+    return _range(RANGES - 1)
 
 
 class DockerStack(Stack):

@@ -37,6 +37,7 @@ def allow(*targets, default="deny"):
 
 def creating(stack, api, image):
     """Yields what makes sandboxes, with a policy unless there is none; they are deleted after the test."""
+    stack.revive()
     made = []
 
     def make(policy=None, **keys):
@@ -52,6 +53,7 @@ def creating(stack, api, image):
         return sandbox
 
     yield make
+    stack.revive()
     for sandbox in made:
         assert api.delete(f"/v1/sandboxes/{sandbox.id}").status_code in (204, 404)
         sandbox.close()
@@ -64,7 +66,7 @@ def run(sandbox, command):
     )
 
 
-def curl(sandbox, url, options="", seconds=8):
+def curl(sandbox, url, options="", seconds=15):
     """A bounded request; what is refused has to be refused long before that."""
     return run(sandbox, f"curl -sS --noproxy '*' -m {seconds} {options} {url}")
 

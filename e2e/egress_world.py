@@ -18,8 +18,11 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+if __name__ != "__main__":
+    from stack import seat
+
 # Runs at the same time do not meet.
-BLOCK = int(sys.argv[2]) if __name__ == "__main__" else os.getpid() % 256
+BLOCK = int(sys.argv[2]) if __name__ == "__main__" else seat()
 HOST, RESOLVER = f"198.19.{BLOCK}.1", f"198.19.{BLOCK}.2"
 NAMES = {"allowed.test": f"198.19.{BLOCK}.10", "other.test": f"198.19.{BLOCK}.11", "sub.wild.test": f"198.19.{BLOCK}.12"}
 # Nobody's name.

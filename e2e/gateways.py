@@ -33,7 +33,7 @@ class Gateway:
             except httpx.HTTPError:
                 return False
 
-        assert wait_for(healthy, 40), self.log.read_text()
+        assert wait_for(healthy), self.log.read_text()
         return self
 
     def close(self):

@@ -161,8 +161,11 @@ class GitServers:
             self._own.cleanup()
 
     def repository(self, files=None, name=None):
-        """A repository with one commit; `name` is a path whose first part says how it is served."""
+        """A repository with one commit; `name` is a path whose first part says how it is served. A name that is taken, by a test that runs
+        once more, gets a number."""
         self._number += 1
+        if name and (self.root / f"{name}.git").exists():
+            name = f"{name}{self._number}"
         made = Repository(self, name or f"open/project{self._number}")
         made.commit(files or {"README": "hello\n"}, "first")
         return made

@@ -40,7 +40,7 @@ class Plain:
 
     def __init__(self, url, key, image="host"):
         self.image = image
-        self.http = httpx.Client(base_url=url, headers={"OPEN-SANDBOX-API-KEY": key}, timeout=60)
+        self.http = httpx.Client(base_url=url, headers={"OPEN-SANDBOX-API-KEY": key}, timeout=120)
         self.made = []
 
     def post(self, image=None, entrypoint=("sleep", "600"), **body):
@@ -61,7 +61,7 @@ class Plain:
         answer = self.post(image, entrypoint, **body)
         assert answer.status_code == 202, answer.text
         identity = answer.json()["id"]
-        assert wait_for(lambda: self.state(identity) != "Pending", seconds=30)
+        assert wait_for(lambda: self.state(identity) != "Pending")
         return identity
 
     def get(self, identity):

@@ -42,7 +42,7 @@ class Registry:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        if not wait_for(self._answers, seconds=20):
+        if not wait_for(self._answers):
             self.close()
             raise RuntimeError("docker-registry does not answer")
 

@@ -41,7 +41,7 @@ class Redis:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        if not wait_for(lambda: self._answers(), 20):
+        if not wait_for(lambda: self._answers()):
             raise RuntimeError("redis-server does not answer")
         return self
 
@@ -125,7 +125,7 @@ class Postgres:
                 cwd=self.folder,
                 **self.user,
             )
-        if not wait_for(lambda: self.query("select 1") == "1", 30, 0.1):
+        if not wait_for(lambda: self.query("select 1") == "1", every=0.1):
             raise RuntimeError(f"postgres does not answer:\n{(self.folder / 'log').read_text()[-2000:]}")
         return self
 

@@ -4,10 +4,11 @@ Owns starting, stopping, killing and restarting one `sandglass serve`, and the a
 mounts, cgroups and links. Needs nothing beyond the standard library, so that the restart loop can use it alone.
 """
 
+import functools
 import http.client
+import itertools
 import json
 import os
-import random
 import re
 import secrets
 import shutil
@@ -20,16 +21,44 @@ import time
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
-READY_SECONDS = 30
+READY_SECONDS = 60
+# How long anything is waited for that has to come: beyond what any of it takes while two suites share two processors. What comes sooner is seen
+# sooner, so a test that needs a bound for what it claims says so itself.
+PATIENCE = 60.0
+# Processes of these tests that may run side by side.
+SEATS = 12
 # None of them is one that browsers refuse.
 SERVER_PORTS = (11_000, 18_000)
+_handed_out = itertools.count()
+
+
+@functools.cache
+def _seat():
+    """A number, and the socket by whose name it is this process's alone until its end."""
+    for number in range(SEATS):
+        held = socket.socket(socket.AF_UNIX)
+        try:
+            # In no folder, so that nothing stays of a process that is killed.
+            held.bind(f"\0sandglass-e2e-seat-{number}")
+        except OSError:
+            held.close()
+            continue
+        return number, held
+    raise RuntimeError(f"{SEATS} processes of these tests run already")
+
+
+def seat():
+    """What no other process of these tests has at the same time: ports and addresses that are numbered by it are this process's alone."""
+    return _seat()[0]
 
 
 def free_port():
-    """A port that nobody has, below those that the kernel gives to outgoing connections: one of theirs would be taken in the meantime, or
-    while a server that is killed and started again is away."""
+    """A port that nobody has and that nobody is given soon, also while nobody listens on it yet or its server is killed and started again. They
+    are below those that the kernel gives to outgoing connections."""
+    first, last = SERVER_PORTS
+    share = (last - first) // SEATS
     while True:
-        port = random.randrange(*SERVER_PORTS)
+        port = first + seat() * share + next(_handed_out) % share
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -132,9 +161,10 @@ class Stack:
         self.config = self.home / "sandglass.toml"
         self.config.write_text(self.configuration(config or {}))
         self.server = None
+        self.killed = False
         self.known = set()
         self._watching = threading.Event()
-        self._cgroups_before = set(self._cgroup_folders())
+        self._cgroups_before = set(self.cgroup_folders())
 
     @property
     def url(self):
@@ -166,6 +196,7 @@ class Stack:
     # ------------------------------------------------------------ running it
 
     def start(self, wait=True):
+        self.killed = False
         with open(self.log, "ab") as log:
             self.server = subprocess.Popen(
                 [self.binary, "serve", "--config", str(self.config)],
@@ -208,8 +239,15 @@ class Stack:
         """As a crash: SIGKILL to the server alone."""
         self.server.kill()
         self.server.wait()
+        self.killed = True
 
-    def stop(self, seconds=20):
+    def revive(self):
+        """Starts what a test killed and, since it failed, did not start again: the tests after it are about something else. A server that ended
+        by itself stays ended."""
+        if self.killed:
+            self.start()
+
+    def stop(self, seconds=PATIENCE):
         """As an operator does: SIGTERM, and a wait."""
         if self.server is None or self.server.poll() is not None:
             return self.server.returncode if self.server else None
@@ -257,7 +295,7 @@ class Stack:
         return {name for name in os.listdir("/sys/class/net") if name.startswith(prefix)}
 
     @staticmethod
-    def _cgroup_folders():
+    def cgroup_folders():
         """Every cgroup below one named sandglass, in every mounted hierarchy (v1) or in the one there is (v2)."""
         found = []
         # os.walk passes over folders that go away meanwhile.
@@ -268,7 +306,7 @@ class Stack:
 
     def cgroups(self):
         """Cgroups that appeared since the start and belong to a sandbox of this server."""
-        fresh = set(self._cgroup_folders()) - self._cgroups_before
+        fresh = set(self.cgroup_folders()) - self._cgroups_before
         return {path for path in fresh if any(sandbox in path for sandbox in self.known)}
 
     def mounts(self):
@@ -306,13 +344,26 @@ class Stack:
     def _in_any(text, living):
         return any(sandbox in text for sandbox in living)
 
-    def wait_clean(self, living=(), seconds=10.0):
+    def wait_clean(self, living=(), seconds=PATIENCE):
         deadline = time.monotonic() + seconds
         while True:
             found = self.leftovers(living() if callable(living) else living)
             if not found or time.monotonic() > deadline:
                 return found
             time.sleep(0.05)
+
+    def sweep(self):
+        """Ends every build and deletes every sandbox that is left."""
+        client = self.client()
+        try:
+            status, page = client.call("GET", "/v1/image-builds?pageSize=200")
+            for build in page["items"] if status == 200 else ():
+                if build["status"]["state"] in ("Queued", "Running", "Finalizing"):
+                    client.call("DELETE", f"/v1/image-builds/{build['id']}")
+            for sandbox in client.sandboxes():
+                client.call("DELETE", f"/v1/sandboxes/{sandbox['id']}")
+        finally:
+            client.close()
 
     def close(self):
         """Ends the server and removes what it made for itself; returns what it should not have left."""
@@ -351,7 +402,7 @@ class Stack:
                 subprocess.run(["nft", "delete", "table", family, table], capture_output=True, check=False)
 
 
-def wait_for(claim, seconds=10.0, every=0.05):
+def wait_for(claim, seconds=PATIENCE, every=0.05):
     """Polls `claim` until it is true; returns its last value."""
     deadline = time.monotonic() + seconds
     while True:

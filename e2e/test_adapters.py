@@ -80,7 +80,7 @@ def test_console(console, server):
             told = call("GET", f"{base}/commands/{command}")
             return told["status"] not in ("pending", "running", "queued") and told
 
-        assert "from-console" in str(wait_for(ended, 30))
+        assert "from-console" in str(wait_for(ended))
         call("PUT", f"{base}/file", json={"content": "by the console"}, params={"path": "/tmp/console.txt"})
         assert call("GET", f"{base}/file", params={"path": "/tmp/console.txt"})["content"] == "by the console"
         assert "console.txt" in str(call("GET", f"{base}/files", params={"path": "/tmp"}))
@@ -90,4 +90,4 @@ def test_console(console, server):
         assert "unning" in str(call("GET", base))
     finally:
         call("DELETE", base)
-    assert httpx.get(f"{server.url}/v1/sandboxes/{sandbox}", headers={"OPEN-SANDBOX-API-KEY": server.key}).status_code == 404
+    assert httpx.get(f"{server.url}/v1/sandboxes/{sandbox}", headers={"OPEN-SANDBOX-API-KEY": server.key}, timeout=60).status_code == 404

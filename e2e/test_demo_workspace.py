@@ -13,7 +13,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 PICTURES = ("1-dev-server", "2-editor", "3-dev-server-after-the-editor", "4-dev-server-after-ssh")
 TEXTS = ("up-first", "up-second", "ps", "terminal", "web-log")
 # Against hanging only.
-PATIENCE = 900
+PATIENCE = 1500
 
 
 def test_the_demonstration_ends_well_and_leaves_pictures(tmp_path):

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from docker_engine import BUSYBOX, ID, PYTHON
-from docker_stack import DockerStack
+from docker_stack import DockerStack, untouched_range
 from plain import Plain
 from stack import wait_for
 
@@ -66,13 +66,13 @@ def test_limits_and_rights_inside(docker):
 def test_the_agent_is_closed_without_its_token(docker):
     box = docker.create()
     direct = docker.http.get(f"/v1/sandboxes/{box}/endpoints/44772").json()
-    assert httpx.get(f"http://{direct['endpoint']}/ping", headers=direct.get("headers")).status_code == 200
-    assert httpx.post(f"http://{direct['endpoint']}/command", json={"command": "id"}).status_code == 401
+    assert httpx.get(f"http://{direct['endpoint']}/ping", headers=direct.get("headers"), timeout=60).status_code == 200
+    assert httpx.post(f"http://{direct['endpoint']}/command", json={"command": "id"}, timeout=60).status_code == 401
 
 
 def test_workload_out_of_memory(docker):
     box = docker.create(entrypoint=["tail", "/dev/zero"], resourceLimits={"memory": "32Mi"})
-    assert wait_for(lambda: docker.state(box) == "Failed", 30), docker.status(box)
+    assert wait_for(lambda: docker.state(box) == "Failed"), docker.status(box)
     assert "memory" in json.dumps(docker.status(box)).lower()
 
 
@@ -114,7 +114,7 @@ def test_entrypoint_that_ends(docker, code, state):
     answer = docker.post(entrypoint=["sh", "-c", f"exit {code}"])
     assert answer.status_code == 202, answer.text
     box = answer.json()["id"]
-    assert wait_for(lambda: docker.state(box) == state, 20), docker.status(box)
+    assert wait_for(lambda: docker.state(box) == state), docker.status(box)
     assert docker.http.post(f"/v1/sandboxes/{box}/resume").json()["code"] == "DOCKER::SANDBOX_NOT_PAUSED"
     assert docker.delete(box) == 204
 
@@ -175,7 +175,7 @@ def test_user_defined_network(on_docker, engine):
         networks = engine.container(box)["NetworkSettings"]["Networks"]
         assert list(networks) == ["sandglass-own"]
         direct = docker.http.get(f"/v1/sandboxes/{box}/endpoints/44772").json()
-        assert httpx.get(f"http://{direct['endpoint']}/ping", headers=direct.get("headers")).status_code == 200
+        assert httpx.get(f"http://{direct['endpoint']}/ping", headers=direct.get("headers"), timeout=60).status_code == 200
         docker.close()
     finally:
         engine.call("network", "rm", "sandglass-own", check=False)
@@ -198,7 +198,7 @@ def test_host_network(on_docker, engine):
 
 
 def test_ports_run_out_and_come_back(on_docker, engine):
-    start = 23_000
+    start = untouched_range()["port_range_min"]
     stack, docker = on_docker(image=BUSYBOX, config={"docker": {"port_range_min": start, "port_range_max": start + 100}})
     body = {"resourceLimits": {"memory": "32Mi"}}
 

@@ -33,7 +33,7 @@ def shaky():
 
 
 def healthy(docker):
-    return httpx.get(f"{docker.http.base_url}/health", timeout=5).status_code == 200
+    return httpx.get(f"{docker.http.base_url}/health", timeout=15).status_code == 200
 
 
 def coded(answer):
@@ -42,7 +42,7 @@ def coded(answer):
 
 def away(docker, box):
     """The answers while no engine is there."""
-    assert wait_for(lambda: docker.get(box).status_code == 503, 30), docker.get(box).text
+    assert wait_for(lambda: docker.get(box).status_code == 503), docker.get(box).text
     assert coded(docker.get(box)) == LOST and coded(docker.http.get("/v1/sandboxes")) == LOST
     assert healthy(docker)
     assert docker.http.get("/readyz").status_code == 503
@@ -55,9 +55,9 @@ def away(docker, box):
 
 
 def back(docker, box, state="Running"):
-    assert wait_for(lambda: docker.get(box).status_code == 200, 30), docker.get(box).text
+    assert wait_for(lambda: docker.get(box).status_code == 200), docker.get(box).text
     assert docker.state(box) == state, docker.status(box)
-    assert wait_for(lambda: docker.http.get("/readyz").status_code == 200, 10)
+    assert wait_for(lambda: docker.http.get("/readyz").status_code == 200)
 
 
 def test_engine_stopped_and_started(shaky):
@@ -67,7 +67,7 @@ def test_engine_stopped_and_started(shaky):
     away(docker, box)
     engine.start()
     # The delete of the time without an engine is owed and may be carried out now; nothing else may have happened to it.
-    assert wait_for(lambda: docker.get(box).status_code in (200, 404), 30)
+    assert wait_for(lambda: docker.get(box).status_code in (200, 404))
     other = docker.create()
     assert docker.text(other, "echo works again") == "works again"
 
@@ -77,7 +77,7 @@ def test_engine_killed_keeps_what_runs(shaky):
     box = docker.create(metadata={"a": "1"})
     before = docker.get(box).json()
     engine.kill()
-    assert wait_for(lambda: docker.get(box).status_code == 503, 30)
+    assert wait_for(lambda: docker.get(box).status_code == 503)
     assert healthy(docker)
     engine.start()
     back(docker, box)
@@ -107,7 +107,7 @@ def test_engine_without_live_restore_takes_its_containers_along():
     try:
         box = docker.create()
         engine.restart()
-        assert wait_for(lambda: docker.state(box) in ("Failed", "Terminated"), 30), docker.status(box)
+        assert wait_for(lambda: docker.state(box) in ("Failed", "Terminated")), docker.status(box)
         docker.close()
         problems = stack.close() + engine.wait_clean()
     finally:
@@ -125,11 +125,11 @@ def test_end_that_falls_into_the_absence(shaky):
     box, other = docker.create(), docker.create()
     assert docker.http.post(f"/v1/sandboxes/{box}/renew-expiration", json=soon(3)).status_code == 200
     engine.kill()
-    assert wait_for(lambda: docker.get(box).status_code == 503, 30)
+    assert wait_for(lambda: docker.get(box).status_code == 503)
     ended = datetime.now(timezone.utc) + timedelta(seconds=4)
     wait_for(lambda: datetime.now(timezone.utc) > ended, 10)
     engine.start()
-    assert wait_for(lambda: engine.container(box) is None, 15), docker.status(box)
+    assert wait_for(lambda: engine.container(box) is None), docker.status(box)
     assert wait_for(lambda: docker.get(box).status_code == 404)
     back(docker, other)
 
@@ -151,7 +151,7 @@ def test_server_that_starts_before_its_engine(shaky):
     stack.stop()
     engine.stop()
     stack.start(wait=False)
-    assert wait_for(lambda: answers(docker), 20)
+    assert wait_for(lambda: answers(docker))
     assert coded(docker.get(box)) == LOST
     assert docker.http.get("/readyz").status_code == 503
     engine.start()
@@ -225,5 +225,5 @@ def test_client_that_hangs_up_during_its_create(shaky):
         return {item["id"] for item in found if item["status"]["state"] == "Running"}
 
     # Each is either not there at all or found by its metadata: nothing runs that nobody can find.
-    assert wait_for(lambda: listed() == {c["Labels"]["opensandbox.io/id"] for c in engine.containers()}, 20)
+    assert wait_for(lambda: listed() == {c["Labels"]["opensandbox.io/id"] for c in engine.containers()})
     docker.made += list(listed())

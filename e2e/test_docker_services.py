@@ -42,7 +42,7 @@ def later(docker, box, hours=20):
 
 def taken(docker, box, name):
     made = docker.http.post(f"/v1/sandboxes/{box}/snapshots", json={"name": name}).json()["id"]
-    assert wait_for(lambda: docker.http.get(f"/v1/snapshots/{made}").json()["status"]["state"] == "Ready", 30)
+    assert wait_for(lambda: docker.http.get(f"/v1/snapshots/{made}").json()["status"]["state"] == "Ready")
     return made
 
 
@@ -102,7 +102,7 @@ def test_renewed_by_use_through_the_proxy(on_docker):
     assert docker.agent("GET", used, "ping").status_code == 200
     assert docker.agent("GET", plain, "ping").status_code == 200
     assert docker.agent("GET", skipped, "ping", headers={"OpenSandbox-Access-Renew": "skip"}).status_code == 200
-    assert wait_for(lambda: later(docker, used), 15)
+    assert wait_for(lambda: later(docker, used))
     # The cool-down: at once again changes nothing.
     end = end_of(docker, used)
     for _ in range(5):
@@ -125,7 +125,7 @@ def test_renewed_by_messages_through_redis(on_docker, redis):
     for nonsense in ("", "{", "[]", "7", json.dumps({"sandbox_id": used}), intent("unknown"), intent(old, seconds=400), "x" * 100_000):
         redis.call("LPUSH", QUEUE, nonsense)
     redis.call("LPUSH", QUEUE, intent(used, port=8080, request_uri="/x"))
-    assert wait_for(lambda: later(docker, used), 20)
+    assert wait_for(lambda: later(docker, used))
     assert redis.call("LLEN", QUEUE) == 0
     assert docker.get(old).json()["expiresAt"] == before
 
@@ -136,7 +136,7 @@ def test_renewed_by_messages_through_redis(on_docker, redis):
     redis.start()
     fourth = docker.create(extensions=RENEWS)
     redis.call("LPUSH", QUEUE, intent(fourth))
-    assert wait_for(lambda: later(docker, fourth), 30)
+    assert wait_for(lambda: later(docker, fourth))
     assert redis.password not in stack.log.read_text(errors="replace")
     docker.close()
 
@@ -148,5 +148,5 @@ def test_server_that_starts_before_its_redis(on_docker, redis):
     box = docker.create(extensions=RENEWS)
     redis.start()
     redis.call("LPUSH", QUEUE, intent(box))
-    assert wait_for(lambda: later(docker, box), 30)
+    assert wait_for(lambda: later(docker, box))
     docker.close()

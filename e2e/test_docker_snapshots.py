@@ -18,7 +18,7 @@ def snapshot_state(docker, snapshot):
 
 
 def ready(docker, snapshot):
-    assert wait_for(lambda: snapshot_state(docker, snapshot) not in ("Creating",), 30)
+    assert wait_for(lambda: snapshot_state(docker, snapshot) not in ("Creating",))
     assert snapshot_state(docker, snapshot) == "Ready", docker.http.get(f"/v1/snapshots/{snapshot}").text
     return snapshot
 
@@ -114,5 +114,5 @@ def test_server_that_dies_while_it_commits(on_docker, engine):
         assert docker.http.delete(f"/v1/snapshots/{snapshot}").status_code == 204
     # The engine goes on with what the killed server asked for, and holds the container still meanwhile. What becomes whole only then goes, too.
     assert wait_for(lambda: not engine.container(source)["State"]["Paused"], 60)
-    assert wait_for(lambda: not engine.snapshots() & set(taken), 30), engine.snapshots()
+    assert wait_for(lambda: not engine.snapshots() & set(taken)), engine.snapshots()
     docker.delete(source)

@@ -116,7 +116,7 @@ def test_snapshots_are_restored_by_their_own_tenant_only(tenants):
     assert made.status_code == 202, made.text
     snapshot = made.json()["id"]
     path = f"/v1/snapshots/{snapshot}"
-    assert wait_for(lambda: tenants.a.http.get(path).json()["status"]["state"] == "Ready", 30)
+    assert wait_for(lambda: tenants.a.http.get(path).json()["status"]["state"] == "Ready")
     for answer in (
         tenants.b.http.get(path),
         tenants.b.http.delete(path),

@@ -3,35 +3,21 @@
 import contextlib
 import http.server
 import threading
+import uuid
 
 import pytest
 
 import git_image
-from docker_stack import DockerStack
-from git_servers import GitServers
 from stack import wait_for
 from tenants import SharedDockerStack
-from workspaces import SETTINGS, Workspaces
+from workspace_stacks import on_engine, settings
+from workspaces import Workspaces
 
 pytestmark = pytest.mark.sandglass
 
 DONE = ("Succeeded", "Failed", "Cancelled", "TimedOut")
 # Images with something that is done first in every build of them.
 DOWNLOADS, COPIES, RUNS = "triggers-download:test", "triggers-copy:test", "triggers-run:test"
-
-
-def settings(**sections):
-    made = {name: dict(keys) for name, keys in SETTINGS.items()}
-    made["builds"]["base_image"] = git_image.NAME
-    for name, keys in sections.items():
-        made.setdefault(name, {}).update(keys)
-    return made
-
-
-@pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +59,7 @@ def base(engine, inner):
 
 @pytest.fixture(scope="module")
 def shared(base):
-    stack = SharedDockerStack(base, config=settings()).start()
+    stack = SharedDockerStack(base, config=settings({})).start()
     yield stack
     stack.clear()
     problems = stack.close()
@@ -94,7 +80,7 @@ def attempt(client, repository):
     if answer.status_code >= 400:
         return "refused", answer.text
     identity = answer.json()["id"]
-    wait_for(lambda: client.build(identity)["status"]["state"] in DONE, 120)
+    wait_for(lambda: client.build(identity)["status"]["state"] in DONE, 240)
     build = client.build(identity)
     return build["status"]["state"], f"{build}\n{client.build_log(identity)}"
 
@@ -182,7 +168,9 @@ def test_tenants_share_nothing_that_an_instruction_made(tenants, git, start):
     made = "RUN head -c 16 /dev/urandom | sha256sum > /key"
     shown = []
     for client in tenants:
-        repository = dockerfile(git, f"FROM {start}", made, "COPY . /x", "RUN cat /key /first 2>/dev/null || true")
+        # What is shown is never from an earlier attempt's layers.
+        lines = (f"FROM {start}", made, "COPY . /x", "RUN cat /key /first 2>/dev/null || true")
+        repository = dockerfile(git, *lines, only=f"{uuid.uuid4()}\n")
         state, said = attempt(client, repository)
         assert state == "Succeeded" and "Step 1/" in said, said
         shown.append({line for line in said.splitlines() if line.endswith("  -")})
@@ -196,14 +184,12 @@ def test_tenants_share_nothing_that_an_instruction_made(tenants, git, start):
 
 @contextlib.contextmanager
 def server(engine, **sections):
-    stack = DockerStack(engine, config=settings(**sections)).start()
-    client = Workspaces(stack.url, stack.key)
-    try:
-        yield client
-    finally:
-        client.close()
-        problems = stack.close()
-    assert not problems, "\n".join(problems)
+    with on_engine(engine, **sections) as stack:
+        client = Workspaces(stack.url, stack.key)
+        try:
+            yield client
+        finally:
+            client.close()
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,6 @@ def test_what_is_wrong_with_hooks_is_said_before_anything_happens(server, http):
 
 def test_the_agent_of_a_box_is_known(server, box):
     page = httpx.get(
-        f"{server.url}/v1/sandboxes/{box.id}/diagnostics/inspect", headers={"OPEN-SANDBOX-API-KEY": server.key}
+        f"{server.url}/v1/sandboxes/{box.id}/diagnostics/inspect", headers={"OPEN-SANDBOX-API-KEY": server.key}, timeout=60
     ).text
     assert "Agent: generation " in page

@@ -49,7 +49,7 @@ PROXY_ROUTES = [
 
 def anonymous(server, method, path, key=None):
     headers = {} if key is None else {"OPEN-SANDBOX-API-KEY": key}
-    return httpx.request(method, server.url + path, headers=headers, json={} if method != "GET" else None)
+    return httpx.request(method, server.url + path, headers=headers, json={} if method != "GET" else None, timeout=60)
 
 
 # ---------------------------------------------------------------- authentication
@@ -79,12 +79,12 @@ def test_the_proxy_of_a_living_sandbox_is_closed_without_a_token(server, raw, ht
     sandbox = raw()["id"]
     path = f"/v1/sandboxes/{sandbox}/proxy/44772"
     run = {"command": "echo leaked"}
-    assert httpx.post(f"{server.url}{path}/command", json=run).status_code == 401
+    assert httpx.post(f"{server.url}{path}/command", json=run, timeout=60).status_code == 401
     # A dot segment must not talk its way around the check.
     connection = http_connection(server)
     connection.request("GET", f"/health/../v1/sandboxes/{sandbox}/proxy/44772/ping")
     assert connection.getresponse().status in (400, 401, 404)
-    assert http.post(f"{path}/command", json=run).status_code == 200
+    assert http.post(f"{path}/command", json=run, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/version"])

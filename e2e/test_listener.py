@@ -98,7 +98,7 @@ def test_tls_speaks_http_2_and_1_and_tells_browsers_to_stay(secured):
 
 def test_plain_http_is_sent_to_the_same_place_under_https(secured):
     plain = f"http://127.0.0.1:{secured.plain_port}"
-    answer = httpx.post(f"{plain}/v1/sandboxes?a=%2F", json={})
+    answer = httpx.post(f"{plain}/v1/sandboxes?a=%2F", json={}, timeout=60)
     assert (answer.status_code, answer.headers["location"]) == (308, f"{secured.url}/v1/sandboxes?a=%2F")
     assert "strict-transport-security" not in answer.headers
     with pytest.raises(httpx.TransportError):
@@ -155,6 +155,9 @@ def test_programs_are_told_how_the_client_came(secured):
 
 
 def test_certificates_are_replaced_without_dropping_anybody(secured):
+    # Also where an earlier attempt ended in between.
+    secured.issue("whole")
+    assert wait_for(lambda: secured.presents() == secured.cert.read_text().strip())
     before = secured.presents()
     old = secured.client()
     assert old.call("GET", "/v1/sandboxes")[0] == 200
@@ -267,7 +270,7 @@ def test_a_request_wakes_a_sandbox_that_was_made_for_it(server, http, create, co
         # A probe is no use of it.
         skipped = ping(http, box.id, **{"OpenSandbox-Access-Renew": "skip"})
         assert (skipped.status_code, skipped.json()["code"]) == (502, "BACKEND_CONNECTION_FAILED")
-        assert httpx.get(f"{server.url}/v1/sandboxes/{box.id}/proxy/44772/ping").status_code == 401
+        assert httpx.get(f"{server.url}/v1/sandboxes/{box.id}/proxy/44772/ping", timeout=60).status_code == 401
         assert state(http, box.id) == "Paused"
         assert box.commands.run("cat /tmp/x").text.strip() == "kept"
         assert state(http, box.id) == "Running"
@@ -276,7 +279,7 @@ def test_a_request_wakes_a_sandbox_that_was_made_for_it(server, http, create, co
 @pytest.mark.only_on("embedded", "docker")
 def test_many_at_once_wake_it_once(server, http, raw):
     box = raw(wakeOnAccess=True)["id"]
-    assert wait_for(lambda: ping(http, box).status_code == 200, 30)
+    assert wait_for(lambda: ping(http, box).status_code == 200)
     assert http.post(f"/v1/sandboxes/{box}/pause").status_code == 202
     answers = []
     asking = [threading.Thread(target=lambda: answers.append(ping(http, box).status_code)) for _ in range(20)]
@@ -293,7 +296,7 @@ def test_many_at_once_wake_it_once(server, http, raw):
 @pytest.mark.only_on("embedded", "docker")
 def test_without_it_a_paused_sandbox_stays_so(server, http, raw):
     box = raw()["id"]
-    assert wait_for(lambda: ping(http, box).status_code == 200, 30)
+    assert wait_for(lambda: ping(http, box).status_code == 200)
     assert http.post(f"/v1/sandboxes/{box}/pause").status_code == 202
     assert ping(http, box).status_code == 502
     assert state(http, box) == "Paused"
@@ -304,7 +307,7 @@ def test_without_it_a_paused_sandbox_stays_so(server, http, raw):
 @pytest.mark.only_on("embedded", "docker")
 def test_a_terminal_wakes_it_too(server, http, raw):
     box = raw(wakeOnAccess=True)["id"]
-    assert wait_for(lambda: ping(http, box).status_code == 200, 30)
+    assert wait_for(lambda: ping(http, box).status_code == 200)
     made = http.post(f"/v1/sandboxes/{box}/proxy/44772/pty", json={})
     assert made.status_code < 300, made.text
     session = made.json()["session_id"]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stack import wait_for
+
 OSB = str(Path(sys.executable).with_name("osb"))
 
 
@@ -71,7 +73,7 @@ def test_commands(osb, sandbox):
     identity = started.get("execution_id") or started.get("id")
     assert json.loads(osb("command", "status", sandbox, identity, "-o", "json"))["running"] is True
     osb("command", "interrupt", sandbox, identity)
-    assert json.loads(osb("command", "status", sandbox, identity, "-o", "json"))["running"] is False
+    assert wait_for(lambda: json.loads(osb("command", "status", sandbox, identity, "-o", "json"))["running"] is False)
 
 
 def test_sessions(osb, sandbox):

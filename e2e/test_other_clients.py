@@ -24,7 +24,7 @@ def walk(command, server, **extra):
         "E2E_IMAGE": server.image,
         **extra,
     }
-    done = subprocess.run(command, env=environment, cwd=HERE, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, env=environment, cwd=HERE, capture_output=True, text=True, timeout=360)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 

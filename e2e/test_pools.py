@@ -57,7 +57,7 @@ def test_a_sandbox_takes_a_box_that_waits(server, http, pool):
         shown = http.get(f"/v1/sandboxes/{sandbox}").json()
         assert shown["status"]["state"] == "Running" and shown["metadata"] == {"a": "b"}
         assert shown["allocation"] == {"mode": "pool", "poolRef": "warm", "state": "allocated"}
-        assert wait_for(lambda: "pool.taken" in events(http, sandbox), seconds=30)
+        assert wait_for(lambda: "pool.taken" in events(http, sandbox))
         told = answer_of(http, sandbox, "cat /tmp/who; echo $WHO $OPENSANDBOX_ID")
         assert f"ann {sandbox}" in told
         settled(http)
@@ -78,7 +78,7 @@ def test_what_does_not_fit_starts_cold(server, http, pool):
     settled(http)
     sandbox = created(http, resourceLimits={"memory": "256Mi"})
     try:
-        assert wait_for(lambda: "pool.missed" in events(http, sandbox), seconds=30)
+        assert wait_for(lambda: "pool.missed" in events(http, sandbox))
     finally:
         delete(server, sandbox)
 
@@ -91,8 +91,7 @@ def test_many_sandboxes_at_once_share_no_box(server, http, pool):
         made = list(workers.map(lambda _: created(http), range(6)))
     try:
         assert len(set(made)) == 6
-        taken = [sandbox for sandbox in made if "pool.taken" in events(http, sandbox)]
-        assert len(taken) >= 2
+        assert wait_for(lambda: sum("pool.taken" in events(http, sandbox) for sandbox in made) >= 2)
     finally:
         for sandbox in made:
             delete(server, sandbox)

@@ -65,7 +65,7 @@ def test_renewed_by_messages_over_tls():
             sandbox = http.post("/v1/sandboxes", json=BODY).json()["id"]
             now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
             redis.call("LPUSH", "opensandbox:renew:intent", json.dumps({"sandbox_id": sandbox, "observed_at": now}))
-            assert wait_for(lambda: left(http, sandbox) > timedelta(minutes=30), 20), warnings(stack)
+            assert wait_for(lambda: left(http, sandbox) > timedelta(minutes=30)), warnings(stack)
             # Counted once it is done, which may be a moment after it shows.
             counted = 'sandglass_renewals_total{source="redis",outcome="renewed"} 1'
             assert wait_for(lambda: counted in http.get("/metrics").text)
@@ -83,14 +83,14 @@ def test_renewed_by_use_through_the_proxy_and_counted():
         stack.start()
         with httpx.Client(base_url=stack.url, headers={"OPEN-SANDBOX-API-KEY": stack.key}, timeout=30) as http:
             sandbox = http.post("/v1/sandboxes", json=BODY).json()["id"]
-            assert wait_for(lambda: http.get(f"/v1/sandboxes/{sandbox}").json()["status"]["state"] == "Running", 20)
+            assert wait_for(lambda: http.get(f"/v1/sandboxes/{sandbox}").json()["status"]["state"] == "Running")
             agent = f"/v1/sandboxes/{sandbox}/proxy/44772/ping"
             skipped = http.get(agent, headers={"OpenSandbox-Access-Renew": "skip"})
             assert skipped.status_code == 200, skipped.text
             assert left(http, sandbox) < timedelta(minutes=3)
             for _ in range(20):
                 assert http.get(agent).status_code == 200
-            assert wait_for(lambda: left(http, sandbox) > timedelta(minutes=30), 20), warnings(stack)
+            assert wait_for(lambda: left(http, sandbox) > timedelta(minutes=30)), warnings(stack)
             page = http.get("/metrics").text
             assert 'sandglass_renewals_total{source="proxy",outcome="renewed"} 1' in page
             assert 'sandglass_proxy_requests_total{kind="http",outcome="answered"} 21' in page

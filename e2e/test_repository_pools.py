@@ -7,28 +7,14 @@ import time
 
 import pytest
 
-import git_image
-from docker_stack import DockerStack
-from git_servers import TOKEN, USER, GitServers
-from stack import Stack, wait_for
-from workspaces import SETTINGS, Workspaces, give_image
+from git_servers import TOKEN, USER
+from stack import wait_for
+from workspace_stacks import embedded, on_engine
+from workspaces import Workspaces
 
 pytestmark = pytest.mark.sandglass
 
 COUNT = '#!/bin/sh\necho ran >> "/var/{0}.count"\n'
-
-
-def settings(secrets):
-    made = {name: dict(keys) for name, keys in SETTINGS.items()}
-    made["builds"]["base_image"] = git_image.NAME
-    made["workspaces"] = {"shutdown_grace_seconds": 5, "secrets_dir": str(secrets)}
-    return made
-
-
-@pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
 
 
 @pytest.fixture(scope="module", params=["embedded", "docker"])
@@ -36,22 +22,9 @@ def stack(request, tmp_path_factory):
     """A server that tests may kill, and that they leave running."""
     secrets = tmp_path_factory.mktemp("secrets")
     (secrets / "bot").write_text(TOKEN)
-    if request.param == "docker":
-        engine = request.getfixturevalue("engine")
-        engine.call("load", input=git_image.image().docker_save(git_image.NAME))
-        made = DockerStack(engine, config=settings(secrets))
-    else:
-        made = Stack(config=settings(secrets))
-    try:
-        made.start()
-        if request.param == "embedded":
-            client = Workspaces(made.url, made.key)
-            give_image(client, git_image.image(), git_image.NAME)
-            client.close()
+    sections = {"workspaces": {"secrets_dir": str(secrets)}}
+    with embedded(**sections) if request.param == "embedded" else on_engine(request.getfixturevalue("engine"), **sections) as made:
         yield made
-    finally:
-        problems = made.close()
-    assert not problems, "\n".join(problems)
 
 
 class Pools(Workspaces):
@@ -106,8 +79,10 @@ class Pools(Workspaces):
 
 @pytest.fixture
 def spaces(stack):
+    stack.revive()
     made = Pools(stack.url, stack.key)
     yield made
+    stack.revive()
     made.close()
 
 

@@ -67,7 +67,7 @@ def test_a_directory_for_one_run(run):
 def test_a_timeout_ends_the_run_with_an_error(run):
     run("kept=1")
     begun = time.monotonic()
-    done = run("echo on; sleep 30; echo never", timeout=timedelta(milliseconds=500))
+    done = run("echo on; sleep 30; echo never", timeout=timedelta(seconds=3))
     assert time.monotonic() - begun < 25
     assert texts(done.logs.stdout) == ["on"] and done.exit_code == -1 and done.complete is None
     assert texts(run("echo $kept").logs.stdout) == ["1"]
@@ -113,9 +113,9 @@ def test_a_session_that_is_ended_takes_its_run_along(box, way):
         )
     )
     runner.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     getattr(box.commands, way)(made)
-    runner.join(20)
+    runner.join(60)
     assert not runner.is_alive() and seen["done"].error is not None
     left = RunCommandOpts(timeout=timedelta(seconds=20))
     assert box.commands.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 432[1]'", opts=left).text.strip() == "0"
@@ -157,4 +157,4 @@ def test_the_asynchronous_sdk(server, async_config, box, through_proxy):
 def test_a_background_job_outlives_a_timeout_of_a_later_run(run):
     run("sleep 300 & echo $! > job; sleep 0.1")
     assert run("sleep 30", timeout=timedelta(milliseconds=300)).exit_code == -1
-    assert wait_for(lambda: run("kill $(cat job)").exit_code == 0, 5)
+    assert wait_for(lambda: run("kill $(cat job)").exit_code == 0)

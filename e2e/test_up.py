@@ -87,7 +87,10 @@ def line(stack, tmp_path):
     made = Line(stack, home)
     yield made
     made.run("rm", "--all")
-    assert not stack.wait_clean(seconds=30), stack.wait_clean()
+    left = stack.wait_clean()
+    if left:
+        stack.sweep()
+    assert not left, left
 
 
 # ---------------------------------------------------------------- up
@@ -156,9 +159,9 @@ def test_ctrl_c_on_the_way_leaves_nothing(line, git):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, told + err
-    assert wait_for(lambda: line.run("ps", "-q")[0].strip() == "", 30), line.run("ps")
+    assert wait_for(lambda: line.run("ps", "-q")[0].strip() == ""), line.run("ps")
     # The build was nobody's but this sandbox's.
-    assert wait_for(lambda: line.run("build", "ls", "-q", "--state", "Running")[0].strip() == "", 30), line.run("build", "ls")
+    assert wait_for(lambda: line.run("build", "ls", "-q", "--state", "Running")[0].strip() == ""), line.run("build", "ls")
 
 
 def test_secrets_and_tokens_are_named_and_shown_nowhere(line, git):
@@ -193,7 +196,7 @@ def test_images_are_built_ahead_listed_and_removed(line, git):
     assert any(image in row and "latest" in row and "Ready" in row for row in table.splitlines()), table
     line.run("build", "cancel", build["id"], code=1)
     line.run("build", "rm", "--force", image)
-    assert wait_for(lambda: not any(image in row and "Ready" in row for row in line.run("build", "images")[0].splitlines()), 30)
+    assert wait_for(lambda: not any(image in row and "Ready" in row for row in line.run("build", "images")[0].splitlines()))
 
 
 # ---------------------------------------------------------------- services
@@ -208,7 +211,7 @@ def ended(process):
         yield process
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
 
 
 def test_ssh_in_all_its_ways(line, git, tmp_path):
@@ -243,7 +246,7 @@ def test_ssh_in_all_its_ways(line, git, tmp_path):
     port = free_port()
     forwarded = line.start("ssh", "-L", f"{port}:127.0.0.1:3000", "box", "sleep 600")
     with ended(forwarded):
-        assert wait_for(lambda: page(f"http://127.0.0.1:{port}/") == PAGE, 30)
+        assert wait_for(lambda: page(f"http://127.0.0.1:{port}/") == PAGE)
 
     # A key of the user's is let in without any certificate.
     proxy = next(entry.strip() for entry in block.splitlines() if entry.strip().startswith("ProxyCommand"))

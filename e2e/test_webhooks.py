@@ -96,13 +96,13 @@ def test_a_life_over_a_kill(stack, receivers):
     assert client.call("POST", "/v1/webhooks", {"url": stuck.url})[0] == 201
     status, made = client.call("POST", "/v1/sandboxes", {**CREATE, "metadata": {"team": "a"}})
     assert status == 202, made
-    assert wait_for(lambda: "sandbox.state_changed" in receiver.types(), seconds=30), receiver.types()
+    assert wait_for(lambda: "sandbox.state_changed" in receiver.types()), receiver.types()
     stack.kill()
     stack.start()
     client = Client(stack.port, stack.key)
     path = f"/v1/sandboxes/{made['id']}"
     assert client.call("DELETE", path)[0] == 204
-    assert wait_for(lambda: "sandbox.terminated" in receiver.types(), seconds=30), receiver.types()
+    assert wait_for(lambda: "sandbox.terminated" in receiver.types()), receiver.types()
     status, page = client.call("GET", f"{path}/events")
     assert status == 200
     messages = [json.loads(body) for _, body in receiver.got]
@@ -115,8 +115,14 @@ def test_a_life_over_a_kill(stack, receivers):
     assert client.call("GET", path)[0] == 404
     status, past = client.call("GET", f"{path}?includeTerminated=true")
     assert (status, past["status"]["state"], past["metadata"]) == (200, "Terminated", {"team": "a"}), past
-    status, listed = client.call("GET", f"/v1/webhooks/{hook['id']}/deliveries?state=Delivered")
-    assert status == 200 and len(listed["items"]) == len(set(seqs)), listed
+
+    def listed():
+        status, page = client.call("GET", f"/v1/webhooks/{hook['id']}/deliveries?state=Delivered")
+        assert status == 200, page
+        return page["items"]
+
+    # Written down once the receiver has answered.
+    assert wait_for(lambda: len(listed()) == len(set(seqs))), listed()
 
 
 def test_a_failure_is_tried_again_and_shown(stack, receivers):
@@ -127,12 +133,12 @@ def test_a_failure_is_tried_again_and_shown(stack, receivers):
     assert status == 201, hook
     status, made = client.call("POST", "/v1/sandboxes", CREATE)
     assert status == 202, made
-    assert wait_for(lambda: len(receiver.got) == 2, seconds=30), receiver.types()
+    assert wait_for(lambda: len(receiver.got) == 2), receiver.types()
     assert receiver.got[0][1] == receiver.got[1][1]
 
     def delivered():
         items = client.call("GET", f"/v1/webhooks/{hook['id']}/deliveries")[1]["items"]
         return [(item["state"], [attempt.get("status") for attempt in item["attempts"]]) for item in items]
 
-    assert wait_for(lambda: delivered() == [("Delivered", [500, 200])], seconds=10), delivered()
+    assert wait_for(lambda: delivered() == [("Delivered", [500, 200])]), delivered()
     assert client.call("DELETE", f"/v1/sandboxes/{made['id']}")[0] == 204

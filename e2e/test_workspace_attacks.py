@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 import git_image
-from git_servers import GitServers
 from stack import free_port, wait_for
 from workspace_stacks import client_of, embedded
 from workspaces import QUICK_AGENT
@@ -21,13 +20,7 @@ MIB = 1 << 20
 # More than a listener for every box lets in.
 MANY = 4200
 # Of a connection that sends no more.
-PATIENCE = 30
-
-
-@pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
+PATIENCE = 60
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +35,6 @@ def stack(secrets_dir):
     with embedded(workspaces={"failed_retention_seconds": 2, "secrets_dir": str(secrets_dir), **agents}) as made:
         made.agents = port
         yield made
-
-
-@pytest.fixture
-def spaces(stack):
-    with client_of(stack) as client:
-        yield client
 
 
 def resident(stack):
@@ -105,7 +92,7 @@ def test_pushes_of_nobody_take_no_memory(spaces, stack, git):
     signed = "sha256=" + hmac.new(b"shh-shh-shh", b"{}", hashlib.sha256).hexdigest()
 
     def taken():
-        with httpx.Client(base_url=stack.url) as host:
+        with httpx.Client(base_url=stack.url, timeout=PATIENCE) as host:
             path = f"/v1/prebuilds/{identity}/webhook"
             return host.post(path, content=b"{}", headers={"X-Hub-Signature-256": signed}).status_code == 202
 

@@ -2,29 +2,16 @@
 
 import pytest
 
-from git_servers import GitServers
 from stack import wait_for
-from workspace_stacks import client_of, on_engine
+from workspace_stacks import on_engine
 
 pytestmark = pytest.mark.sandglass
-
-
-@pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
 
 
 @pytest.fixture(scope="module")
 def stack(engine):
     with on_engine(engine) as made:
         yield made
-
-
-@pytest.fixture
-def spaces(stack, engine):
-    with client_of(stack, engine) as client:
-        yield client
 
 
 def test_worktree_index_and_head_are_the_same_byte_for_byte(spaces, git):
@@ -45,7 +32,7 @@ def test_worktree_index_and_head_are_the_same_byte_for_byte(spaces, git):
     snapshot = answer.json()["id"]
     path = f"/v1/snapshots/{snapshot}"
     try:
-        assert wait_for(lambda: spaces.http.get(path).json()["status"]["state"] == "Ready", 30), spaces.http.get(path).text
+        assert wait_for(lambda: spaces.http.get(path).json()["status"]["state"] == "Ready"), spaces.http.get(path).text
         answer = spaces.send({"snapshotId": snapshot, "timeout": 600, "resourceLimits": {"memory": "256Mi"}, "entrypoint": ["sleep", "600"]})
         assert answer.status_code == 202, answer.text
         copy = answer.json()["id"]

@@ -10,10 +10,9 @@ import pytest
 
 import git_image
 from docker_engine import Engine
-from docker_stack import DockerStack
-from git_servers import GitServers
-from stack import Stack, wait_for
-from workspaces import QUICK_AGENT, SETTINGS, Workspaces, give_image
+from stack import wait_for
+from workspace_stacks import client_of, embedded, on_engine
+from workspaces import QUICK_AGENT
 
 pytestmark = pytest.mark.sandglass
 
@@ -26,113 +25,90 @@ PHASES = {
 }
 
 
-def settings():
-    builds = {**SETTINGS["builds"], "base_image": git_image.NAME}
-    return {"builds": builds, "workspaces": {"shutdown_grace_seconds": 5, "failed_retention_seconds": 2}}
-
-
 @pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
-def embedded():
-    made = Stack(config=settings())
-    try:
-        made.start()
-        with_image = Workspaces(made.url, made.key)
-        give_image(with_image, git_image.image(), git_image.NAME)
-        with_image.close()
+def stack():
+    with embedded() as made:
         yield made
-    finally:
-        problems = made.close()
-    assert not problems, "\n".join(problems)
 
 
 @pytest.fixture(scope="module")
-def shaky():
-    """An engine that tests may kill, and a server on it. Containers go on without the engine."""
-    engine, made = Engine(), None
+def private():
+    """An engine of these tests' own, and a server on it."""
+    engine = Engine()
     try:
-        engine.start()
-        engine.call("load", input=git_image.image().docker_save(git_image.NAME))
-        made = DockerStack(engine, config=settings()).start()
-        yield engine, made
-        problems = made.close() + engine.wait_clean(30)
+        with on_engine(engine.start()) as made:
+            yield engine, made
+        problems = engine.wait_clean()
     finally:
-        if made:
-            made.close()
         engine.close()
     assert not problems, "\n".join(problems)
 
 
+@pytest.fixture
+def shaky(private):
+    """An engine that tests may kill, a server on it, and a client; containers go on without the engine. After every test nothing is left."""
+    engine, stack = private
+    engine.revive()
+    with client_of(stack, engine) as spaces:
+        yield engine, stack, spaces
+        engine.revive()
+
+
 def boots(spaces, identity, phase):
     spaces.until(identity, "Pending", reason="booting")
-    reached = wait_for(lambda: (spaces.show(identity).get("progress") or {}).get("phase") == phase, 30)
+    reached = wait_for(lambda: (spaces.show(identity).get("progress") or {}).get("phase") == phase)
     assert reached, spaces.show(identity)
 
 
 def ended_by_agent(spaces, identity, phase):
     """What is shown of a sandbox whose agent was killed: that it failed, and in which phase."""
-    shown = spaces.until(identity, "Failed", seconds=30)
+    shown = spaces.until(identity, "Failed")
     # From the first moment on, and with all that is known once its last words have been waited for.
     assert shown["status"]["reason"] == "runtime_error" and shown["status"]["message"].startswith(f"{phase}: "), shown
-    known = wait_for(lambda: (spaces.show(identity).get("lastFailure") or {}).get("phase") == phase, 10)
+    known = wait_for(lambda: (spaces.show(identity).get("lastFailure") or {}).get("phase") == phase)
     assert known, spaces.show(identity)
     spaces.delete(identity)
     spaces.until_gone(identity)
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_an_agent_that_is_killed_while_it_boots(embedded, git, phase):
-    spaces = Workspaces(embedded.url, embedded.key)
+def test_an_agent_that_is_killed_while_it_boots(spaces, stack, git, phase):
     files, body = PHASES[phase]
     identity = spaces.begin(git.repository({"README": "x", **files}), agent=QUICK_AGENT, **body)
     boots(spaces, identity, phase)
-    agent = min((p for p in embedded.guests() if identity in p.cgroups), key=lambda p: p.started)
+    agent = min((p for p in stack.guests() if identity in p.cgroups), key=lambda p: p.started)
     os.kill(agent.pid, signal.SIGKILL)
     ended_by_agent(spaces, identity, phase)
-    spaces.close()
-    assert not embedded.wait_clean(seconds=30), embedded.wait_clean()
 
 
-def test_a_server_that_is_killed_while_it_takes_a_sandbox_down(embedded, git):
-    spaces = Workspaces(embedded.url, embedded.key)
-    stop = {"command": ["/bin/sh", "-c", "sleep 4"], "timeoutSeconds": 20}
+def test_a_server_that_is_killed_while_it_takes_a_sandbox_down(spaces, stack, git):
+    stop = {"command": ["/bin/sh", "-c", "sleep 8"], "timeoutSeconds": 30}
     identity = spaces.ready(git.repository({"README": "x"}), lifecycle={"preStop": stop})
     with ThreadPoolExecutor(1) as pool:
         # Answered when it is gone, or not at all.
         asked = pool.submit(lambda: pytest.raises(httpx.HTTPError, spaces.http.delete, f"/v1/sandboxes/{identity}", timeout=60))
-        stopping = wait_for(lambda: spaces.show(identity)["status"]["state"] == "Stopping", 10)
+        stopping = wait_for(lambda: spaces.show(identity)["status"]["state"] == "Stopping")
         assert stopping, spaces.show(identity)
-        embedded.kill()
+        stack.kill()
         asked.result(timeout=60)
-    embedded.start()
+    stack.start()
     # What was asked for is carried out, once.
-    spaces.until_gone(identity, seconds=60)
-    spaces.close()
-    assert not embedded.wait_clean(seconds=30), embedded.wait_clean()
+    spaces.until_gone(identity)
 
 
 @pytest.mark.parametrize("phase", ["setup", "start"])
 def test_an_agent_that_is_killed_while_it_boots_on_an_engine(shaky, git, phase):
-    engine, stack = shaky
-    spaces = Workspaces(stack.url, stack.key)
+    engine, _, spaces = shaky
     files, body = PHASES[phase]
     identity = spaces.begin(git.repository({"README": "x", **files}), agent=QUICK_AGENT, **body)
     boots(spaces, identity, phase)
     os.kill(engine.container(identity)["State"]["Pid"], signal.SIGKILL)
     ended_by_agent(spaces, identity, phase)
-    spaces.close()
-    assert not engine.wait_clean(30), engine.leftovers()
 
 
 @pytest.mark.parametrize("recipe", ["hooks", "dockerfile"])
 def test_an_engine_that_is_killed_during_a_build(shaky, git, recipe):
-    engine, stack = shaky
-    spaces = Workspaces(stack.url, stack.key)
+    engine, _, spaces = shaky
     wait = "echo begun; sleep 5; echo done >> /var/done"
     hook, dockerfile = f"#!/bin/sh\n{wait}\n", f"FROM {git_image.NAME}\nRUN {wait}\n"
     repository = git.repository({".sandbox/setup.sh": hook} if recipe == "hooks" else {"Dockerfile": dockerfile})
@@ -144,21 +120,18 @@ def test_an_engine_that_is_killed_during_a_build(shaky, git, recipe):
     # Nothing of the build is known without the engine, and nothing is claimed.
     assert spaces.show(identity)["status"]["state"] in ("Pending", 503)
     engine.start()
-    spaces.until_ready(identity, seconds=120)
+    spaces.until_ready(identity)
     assert spaces.text(identity, "cat /var/done") == "done"
     assert len(spaces.builds_of(repository)) == 1
     for container in engine.containers():
         # The engine's own: it keeps no record of the container that its builder ran an instruction in.
         if not container["Names"][0].startswith("/sandbox-"):
-            engine.call("rm", "-f", container["Id"])
-    assert wait_for(lambda: len(engine.containers()) == 1, 30), engine.leftovers(living=[identity])
-    spaces.close()
-    assert not engine.wait_clean(30), engine.leftovers()
+            engine.call("rm", "-f", container["Id"], check=False)
+    assert wait_for(lambda: len(engine.containers()) == 1), engine.leftovers(living=[identity])
 
 
 def test_an_engine_that_is_killed_during_a_boot(shaky, git):
-    engine, stack = shaky
-    spaces = Workspaces(stack.url, stack.key)
+    engine, stack, spaces = shaky
     repository = git.repository({".sandbox/start.sh": "#!/bin/sh\necho ran >> /var/start.count\nsleep 4\n"})
     identity = spaces.begin(repository)
     boots(spaces, identity, "start")
@@ -169,8 +142,6 @@ def test_an_engine_that_is_killed_during_a_boot(shaky, git):
     after = len(stack.log.read_text(errors="replace").splitlines())
     assert after - before < 40, "\n".join(stack.tail(60).splitlines())
     engine.start()
-    spaces.until_ready(identity, seconds=90)
+    spaces.until_ready(identity)
     assert spaces.text(identity, "cat /var/start.count") == "ran"
-    assert len(engine.containers()) == 1, engine.leftovers(living=[identity])
-    spaces.close()
-    assert not engine.wait_clean(30), engine.leftovers()
+    assert wait_for(lambda: len(engine.containers()) == 1), engine.leftovers(living=[identity])

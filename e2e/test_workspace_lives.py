@@ -10,36 +10,23 @@ from itertools import combinations
 import httpx
 import pytest
 
-from git_servers import GitServers
-from ssh_clients import Client, Keys, Tunnel
+from ssh_clients import Client, Keys, Refused, Tunnel
 from stack import wait_for
-from workspace_stacks import client_of, embedded
+from workspace_stacks import embedded
 from workspaces import QUICK_AGENT
 
 pytestmark = pytest.mark.sandglass
 
-# The least that may be asked for.
-IDLE, POLL = 10, 60
+# Twice the least that may be asked for, so that what is made has time to be used; and the least.
+IDLE, POLL = 20, 60
 # Below which an open connection ends to count.
 PRESENCE = 15
-
-
-@pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
 
 
 @pytest.fixture(scope="module")
 def stack():
     with embedded(workspaces={"grace_seconds": 6}) as made:
         yield made
-
-
-@pytest.fixture
-def spaces(stack):
-    with client_of(stack) as client:
-        yield client
 
 
 def processes_of(stack, identity):
@@ -76,7 +63,7 @@ def test_the_same_request_fifty_times_is_one_sandbox(spaces, git):
     other = spaces.ask(repository, key, env={"COLOUR": "blue"})
     assert other.status_code == 409, other.text
     # Its build is a sandbox as well, which goes.
-    assert wait_for(lambda: [box["id"] for box in spaces.http.get("/v1/sandboxes").json()["items"]] == [identity], 30)
+    assert wait_for(lambda: [box["id"] for box in spaces.http.get("/v1/sandboxes").json()["items"]] == [identity])
     assert len(spaces.builds_of(repository)) == 1
 
 
@@ -85,36 +72,62 @@ def test_the_same_request_fifty_times_is_one_sandbox(spaces, git):
 
 def test_whoever_is_used_stays_and_whoever_is_not_goes(spaces, git, stack, tmp_path):
     repository, keys = git.repository(), Keys(tmp_path)
-    quick = {**QUICK_AGENT, "heartbeatIntervalSeconds": 1}
     policies = {"idleTimeoutSeconds": IDLE, "idleAction": "terminate"}
     listens = {"name": "listens", "command": ["sh", "-c", "while true; do nc -l -p 7000 -e cat; done"], "port": 7000, "probe": {"type": "exec", "command": ["true"]}}
     services = {"ssh": [{"name": "ssh", "authorizedKeys": [keys.public("ann")]}], "open": [listens], "left": [listens]}
     names = ("unused", "command", "requests", "leased", "ssh", "open", "left")
     # What is only open counts for a while: of `left` for less than this test takes.
     presence = {"left": {"maxPresenceExtensionSeconds": PRESENCE}}
-    with ThreadPoolExecutor(len(names)) as pool:
-        made = pool.map(lambda n: spaces.ready(repository, agent=quick, services=services.get(n, []), policies={**policies, **presence.get(n, {})}), names)
-    boxes = dict(zip(names, made, strict=True))
-    over = threading.Event()
+    over, tunnels, sessions, asking = threading.Event(), [], [], []
 
-    def ask():
-        with httpx.Client(base_url=stack.url, headers={"OPEN-SANDBOX-API-KEY": stack.key}) as client:
+    def ask(identity):
+        with httpx.Client(base_url=stack.url, headers={"OPEN-SANDBOX-API-KEY": stack.key}, timeout=60) as client:
             while not over.wait(2):
-                client.get(f"/v1/sandboxes/{boxes['requests']}/proxy/44772/ping")
+                client.get(f"/v1/sandboxes/{identity}/proxy/44772/ping")
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    spaces.agent("POST", boxes["command"], "command", json={"command": "sleep 300", "background": True})
-    leased = spaces.http.post(f"/v1/sandboxes/{boxes['leased']}/activity", json={"leaseSeconds": 300})
-    assert leased.status_code in (200, 202, 204), leased.text
-    tunnels = [Tunnel(f"{stack.url}/v1/sandboxes/{boxes[name]}/services/listens/tunnel", stack.key) for name in ("open", "left")]
-    shown = spaces.until_service(boxes["ssh"], "ssh", lambda service: service["state"] == "Ready" and "hostKey" in service)
-    client = Client(f"{stack.url}/v1/sandboxes/{boxes['ssh']}/services/ssh/tunnel", stack.key, shown["hostKey"]["publicKey"], keys.pair("ann"))
-    session = client.start("-o", "RemoteCommand=sleep 300")
+    def command(identity):
+        spaces.agent("POST", identity, "command", json={"command": "sleep 300", "background": True})
+
+    def requests(identity):
+        asking.append(threading.Thread(target=ask, args=(identity,), daemon=True))
+        asking[-1].start()
+
+    def lease(identity):
+        leased = spaces.http.post(f"/v1/sandboxes/{identity}/activity", json={"leaseSeconds": 300})
+        assert leased.status_code in (200, 202, 204), leased.text
+
+    def ssh(identity):
+        shown = spaces.until_service(identity, "ssh", lambda service: service["state"] == "Ready" and "hostKey" in service)
+        client = Client(f"{stack.url}/v1/sandboxes/{identity}/services/ssh/tunnel", stack.key, shown["hostKey"]["publicKey"], keys.pair("ann"))
+        sessions.append(client.start("-o", "RemoteCommand=sleep 300"))
+
+    def tunnel(identity):
+        def opened():
+            try:
+                tunnels.append(Tunnel(f"{stack.url}/v1/sandboxes/{identity}/services/listens/tunnel", stack.key))
+            except Refused:
+                return False
+            return True
+
+        # The service may be about to listen.
+        assert wait_for(opened)
+
+    uses = {"command": command, "requests": requests, "leased": lease, "ssh": ssh, "open": tunnel, "left": tunnel}
+
+    def box(name):
+        """Used as soon as it is of use: one that is ready before the others must not be idle until they are."""
+        identity = spaces.ready(repository, agent=QUICK_AGENT, services=services.get(name, []), policies={**policies, **presence.get(name, {})})
+        if name in uses:
+            uses[name](identity)
+        return identity
+
     try:
+        with ThreadPoolExecutor(len(names)) as pool:
+            boxes = dict(zip(names, pool.map(box, names), strict=True))
+        (session,) = sessions
         gone = {"unused", "left"}
         for name in ("unused", "left"):
-            spaces.until_gone(boxes[name], 60)
+            spaces.until_gone(boxes[name])
         left = spaces.http.get(f"/v1/sandboxes/{boxes['unused']}", params={"includeTerminated": "true"})
         assert left.json()["status"]["reason"] == "idle_timeout", left.text
         # The others were idle for at least as long by their heartbeats alone.
@@ -123,11 +136,13 @@ def test_whoever_is_used_stays_and_whoever_is_not_goes(spaces, git, stack, tmp_p
         assert session.poll() is None, session.stderr.read()
     finally:
         over.set()
-        asking.join()
-        session.kill()
-        session.wait()
-        for tunnel in tunnels:
-            tunnel.close()
+        for thread in asking:
+            thread.join()
+        for process in sessions:
+            process.kill()
+            process.wait()
+        for opened in tunnels:
+            opened.close()
 
 
 # ---------------------------------------------------------------- signs of life
@@ -137,15 +152,15 @@ def test_an_agent_that_falls_silent_may_come_back_in_time_and_not_later(spaces, 
     identity = spaces.ready(git.repository(), agent=QUICK_AGENT)
     agent = processes_of(stack, identity)[0].pid
     os.kill(agent, signal.SIGSTOP)
-    spaces.until(identity, "Running", reason="unresponsive", seconds=30)
+    spaces.until(identity, "Running", reason="unresponsive")
     os.kill(agent, signal.SIGCONT)
-    spaces.until(identity, "Running", reason="ready", seconds=30)
+    spaces.until(identity, "Running", reason="ready")
     assert spaces.text(identity, "echo alive") == "alive"
     os.kill(agent, signal.SIGSTOP)
-    shown = spaces.until(identity, "Failed", seconds=60)
+    shown = spaces.until(identity, "Failed")
     assert shown["status"]["reason"] == "heartbeat_lost", shown
     # After the time in which somebody may look, nothing runs any more.
-    assert wait_for(lambda: not processes_of(stack, identity), 30), processes_of(stack, identity)
+    assert wait_for(lambda: not processes_of(stack, identity)), processes_of(stack, identity)
     # Each step of it is told once.
     kinds = ("agent.attached", "agent.lease_expired", "sandbox.state_changed", "sandbox.failed")
     told = [(e["type"], e["data"].get("from"), e["data"].get("to")) for e in spaces.event_page(identity) if e["type"] in kinds]
@@ -185,10 +200,10 @@ def test_a_prebuild_looks_by_itself_and_is_not_put_off_by_a_remote_that_is_away(
         hidden.rename(away.bare)
         commit = away.commit({"version": "3\n"})
         assert spaces.http.post(f"{path}/trigger").status_code == 202
-        assert wait_for(lambda: len(spaces.builds_of(away)) == 2, 30)
+        assert wait_for(lambda: len(spaces.builds_of(away)) == 2)
         newest = max(spaces.builds_of(away), key=lambda build: build["createdAt"])
         assert spaces.until_build(newest["id"], "Succeeded")["repository"]["commit"] == commit
-        assert wait_for(lambda: not spaces.http.get(path).json().get("lastError"), 10), spaces.http.get(path).text
+        assert wait_for(lambda: not spaces.http.get(path).json().get("lastError")), spaces.http.get(path).text
     finally:
         for prebuild in prebuilds.values():
             spaces.http.delete(f"/v1/prebuilds/{prebuild}")
@@ -209,7 +224,14 @@ def test_how_long_creates_took_is_told_by_stage_and_by_what_was_there(spaces, gi
     repository = git.repository({".sandbox/setup.sh": "#!/bin/sh\ntrue\n"})
     for _ in range(2):
         spaces.ready(repository)
-    after = {key: count(*key) for key in before}
+
+
+    def counted():
+        return {key: count(*key) for key in before}
+
+    # It shows that it is ready a moment before that is counted.
+    assert wait_for(lambda: all(counted()[cache, None] > before[cache, None] for cache in ("hit", "built"))), counted()
+    after = counted()
     assert after["built", None] == before["built", None] + 1 and after["hit", None] == before["hit", None] + 1, after
     for stage in ("resolve", "create", "attach", "boot"):
         for cache in ("hit", "built"):

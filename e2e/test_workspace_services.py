@@ -294,7 +294,7 @@ def test_the_editor_is_opened_by_a_link_and_by_nothing_else(stack, spaces, git, 
     identity = spaces.ready(git.repository(files), **body)
     place = spaces.show(identity)["source"]["repositories"][0]["path"]
     address = f"{stack.url}/v1/sandboxes/{identity}/proxy/{EDITOR}/"
-    assert httpx.get(address).status_code == 401
+    assert httpx.get(address, timeout=60).status_code == 401
     listens = spaces.text(identity, "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\" {print $2}'")
     port = f"{EDITOR:04X}"
     assert [line for line in listens.split() if line.endswith(port)] == [f"0100007F:{port}"], listens
@@ -319,8 +319,8 @@ def test_the_editor_is_opened_by_a_link_and_by_nothing_else(stack, spaces, git, 
 
 
 def test_an_editor_that_is_not_there_is_said_to_be_missing(spaces, git):
-    begun = time.monotonic()
     identity = spaces.ready(git.repository(), services=[{"name": "code-server"}])
+    begun = time.monotonic()
     shown = spaces.until_service(identity, "code-server", lambda service: service["state"] == "Failed")
     assert "code-server is not installed" in shown["lastError"] and "npm install --global code-server" in shown["lastError"], shown
     assert shown["restartCount"] == 0 and time.monotonic() - begun < 100

@@ -4,7 +4,6 @@ import pytest
 
 import git_image
 from archives import Image, directory, file, layer
-from git_servers import GitServers
 from stack import wait_for
 from workspace_stacks import client_of, embedded
 
@@ -36,21 +35,9 @@ def with_authority(authorities):
 
 
 @pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
 def stack():
     with embedded({LARGE: with_large_files()}) as made:
         yield made
-
-
-@pytest.fixture
-def spaces(stack):
-    with client_of(stack) as client:
-        yield client
 
 
 # ---------------------------------------------------------------- large files
@@ -79,7 +66,7 @@ def test_large_files_are_there_for_the_setup_and_in_the_box(spaces, git):
     other = repository.large("model.bin", b"other\xfe" * 50_000)
     third = spaces.ready(source, imageBuild=on(LARGE))
     assert spaces.text(third, f"sha256sum < {place}/model.bin") == f"{other}  -"
-    assert wait_for(lambda: len(spaces.builds_of(repository)) == 2, 30)
+    assert wait_for(lambda: len(spaces.builds_of(repository)) == 2)
     newest = max(spaces.builds_of(repository), key=lambda build: build["createdAt"])
     spaces.until_build(newest["id"], "Succeeded")
 

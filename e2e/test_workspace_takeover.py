@@ -2,7 +2,6 @@
 
 import pytest
 
-from git_servers import GitServers
 from services import Postgres
 from stack import wait_for
 from workspace_stacks import client_of, on_engine
@@ -11,13 +10,7 @@ from workspaces import Workspaces
 pytestmark = pytest.mark.sandglass
 
 # What a build is left to its owner for after the last sign of life, until somebody looks, and the build itself.
-TAKEOVER = 60 + 15 + 60
-
-
-@pytest.fixture(scope="module")
-def git():
-    with GitServers() as servers:
-        yield servers
+TAKEOVER = 60 + 15 + 180
 
 
 @pytest.fixture
@@ -30,7 +23,8 @@ def shared():
 
 def test_builds_of_a_killed_server_are_finished_by_the_other(engine, git, shared):
     """One that needs nothing else, and one whose credential was on the disk of the server that was given it, and nowhere else."""
-    setup = {".sandbox/setup.sh": "#!/bin/sh\necho begun\nsleep 5\necho ran >> /var/setup.count\n"}
+    # Long enough for both to have begun and neither to have ended when their server is killed.
+    setup = {".sandbox/setup.sh": "#!/bin/sh\necho begun\nsleep 20\necho ran >> /var/setup.count\n"}
     free, private = git.repository(setup), git.repository(setup, "private/takeover")
     with on_engine(engine, **shared) as one, on_engine(engine, **shared) as other:
         with client_of(other, engine) as spaces:
@@ -48,7 +42,7 @@ def test_builds_of_a_killed_server_are_finished_by_the_other(engine, git, shared
             seen = spaces.until_build(cannot, "Failed", seconds=TAKEOVER)
             assert "credential" in str(seen["failure"]) or "secrets" in str(seen["failure"]), seen
             # What the dead server's attempts had made is gone.
-            assert not engine.wait_clean(30), engine.leftovers()
+            assert not engine.wait_clean(), engine.leftovers()
             identity = spaces.ready(free, imageBuild={"policy": "requireCached"})
             assert spaces.text(identity, "cat /var/setup.count") == "ran"
 
@@ -72,6 +66,6 @@ def test_a_sandbox_of_a_killed_server_is_finished_by_the_next_one(engine, git, s
                 spaces.until_ready(identity, seconds=TAKEOVER)
                 assert spaces.text(identity, "cat /var/hook.count") == "ran"
                 assert len(spaces.builds_of(repository)) == 1
-                assert wait_for(lambda: len(engine.containers()) == 1, 30), engine.containers()
-                attached = wait_for(lambda: spaces.show(identity)["agent"]["state"] == "Attached", 30)
+                assert wait_for(lambda: len(engine.containers()) == 1), engine.containers()
+                attached = wait_for(lambda: spaces.show(identity)["agent"]["state"] == "Attached")
                 assert attached, spaces.show(identity)

@@ -59,7 +59,7 @@ def test_the_four_fields_of_the_short_dialect(spaces, git, stack):
     assert wait_for(look, 120) and seen[-1]["state"] == "READY", seen[-1]
     assert {shown["state"] for shown in seen} <= {"SCHEDULED", "BUILDING", "STARTING", "READY"}
     uptime = seen[-1]["uptime_seconds"]
-    assert wait_for(lambda: look() and seen[-1]["uptime_seconds"] > uptime, 10)
+    assert wait_for(lambda: look() and seen[-1]["uptime_seconds"] > uptime)
     place = spaces.show(identity)["source"]["repositories"][0]["path"]
     assert spaces.text(identity, f"cat {place}/README; echo $COLOUR") == "four fields\nblue"
     assert bearer.delete(f"/v1/sandboxes/{identity}").status_code == 204
@@ -112,7 +112,7 @@ def test_a_moved_commit_boots_with_the_image_of_the_one_before(spaces, git):
     assert spaces.text(second, f"cat {place['path']}/version; git -C {place['path']} rev-parse HEAD") == f"2\n{commit}"
     assert spaces.text(first, f"cat {place['path']}/version") == "1"
     # What is behind is brought up to date meanwhile, once.
-    assert wait_for(lambda: len(spaces.builds_of(repository)) == 2, 30)
+    assert wait_for(lambda: len(spaces.builds_of(repository)) == 2)
     newest = max(spaces.builds_of(repository), key=lambda build: build["createdAt"])
     assert spaces.until_build(newest["id"], "Succeeded")["repository"]["commit"] == commit
 
@@ -223,7 +223,7 @@ def test_a_start_hook_that_fails_ends_the_boot(spaces, git):
     assert [event["type"] for event in spaces.event_page(shown["id"])].count("sandbox.failed") == 1
     # It comes by itself, and may come after the news that it is over.
     log = f"/v1/sandboxes/{shown['id']}/services/boot.start..sandbox%2Fstart.sh/logs"
-    assert wait_for(lambda: spaces.http.get(log).text == "warming up\nno database\n", 10), spaces.http.get(log).text
+    assert wait_for(lambda: spaces.http.get(log).text == "warming up\nno database\n"), spaces.http.get(log).text
 
 
 def test_a_start_hook_may_fail_where_the_request_says_so(spaces, git):
@@ -234,8 +234,9 @@ def test_a_start_hook_may_fail_where_the_request_says_so(spaces, git):
 
 
 def test_silence_ends_a_boot_and_progress_renews_it(spaces, git):
-    boot = {"startTimeoutSeconds": 2}
-    talking = git.repository({".sandbox/start.sh": "#!/bin/sh\nfor i in 1 2 3 4 5 6; do echo $i; sleep 1; done\n"})
+    # Several times what is between two words, and less than all of them take.
+    boot = {"startTimeoutSeconds": 5}
+    talking = git.repository({".sandbox/start.sh": "#!/bin/sh\nfor i in 1 2 3 4 5 6 7 8; do echo $i; sleep 1; done\n"})
     spaces.ready(talking, boot=boot)
     silent = git.repository({".sandbox/start.sh": "#!/bin/sh\necho begun\nsleep 60\n"})
     shown = spaces.failed(silent, boot=boot)
@@ -371,7 +372,7 @@ def test_a_service_that_dies_is_started_again_and_counted(spaces, git):
         shown = spaces.until_service(identity, "web", lambda web: web["restartCount"] == count and web["state"] == "Ready")
         assert shown.get("lastExitCode") in (None, 137), shown
     assert spaces.show(identity)["status"]["reason"] == "ready"
-    assert wait_for(lambda: spaces.service_log(identity, "web").count("serving") == 3, 10), spaces.service_log(identity, "web")
+    assert wait_for(lambda: spaces.service_log(identity, "web").count("serving") == 3), spaces.service_log(identity, "web")
 
 
 def test_a_service_that_is_not_started_again(spaces, git):
@@ -384,7 +385,7 @@ def test_a_service_that_is_not_started_again(spaces, git):
     shown = spaces.until(identity, "Failed")
     assert shown["status"]["reason"] == "service_failed", shown
     # What it wrote comes on its own way.
-    said = wait_for(lambda: spaces.service_log(identity, "once", tail=1) == "over\n", 10)
+    said = wait_for(lambda: spaces.service_log(identity, "once", tail=1) == "over\n")
     assert said, spaces.service_log(identity, "once")
 
 
@@ -408,7 +409,7 @@ def test_deleted_sandboxes_leave_their_image_and_nothing_else(spaces, git, stack
     spaces.until_gone(first)
     assert not stack.wait_clean()
     assert not [path for path in stack.state.glob(f"*/{first}*")]
-    assert wait_for(lambda: next(i for i in spaces.built_images() if i["id"] == image)["sandboxCount"] == 0, 10)
+    assert wait_for(lambda: next(i for i in spaces.built_images() if i["id"] == image)["sandboxCount"] == 0)
     second = spaces.ready(repository)
     assert spaces.show(second)["source"]["imageId"] == image
     assert len(spaces.builds_of(repository)) == 1
@@ -419,7 +420,7 @@ def test_a_build_sandbox_that_is_killed_is_made_anew(spaces, git, stack):
     identity = spaces.begin(repository)
     spaces.until(identity, "Pending", reason="image_building")
     (build,) = spaces.builds_of(repository)
-    assert wait_for(lambda: "begun" in spaces.build_log(build["id"]), 30)
+    assert wait_for(lambda: "begun" in spaces.build_log(build["id"]))
     (builder,) = stack.directories()
     os.kill(first_process(stack, builder).pid, signal.SIGKILL)
     spaces.until_ready(identity)
@@ -433,7 +434,7 @@ def test_a_build_that_takes_too_long_is_ended_with_all_that_it_began(spaces, git
     assert shown["status"]["reason"] == "image_build_timeout", shown
     assert spaces.build(shown["source"]["imageBuildId"])["status"]["state"] == "TimedOut"
     spaces.delete(shown["id"])
-    assert not stack.wait_clean(seconds=20), stack.wait_clean()
+    assert not stack.wait_clean(), stack.wait_clean()
 
 
 def test_deleted_while_its_image_is_built(spaces, git, stack):
@@ -445,7 +446,7 @@ def test_deleted_while_its_image_is_built(spaces, git, stack):
     spaces.delete(identity)
     spaces.until_gone(identity)
     assert spaces.until_build(build["id"], "Cancelled")
-    assert not stack.wait_clean(seconds=20), stack.wait_clean()
+    assert not stack.wait_clean(), stack.wait_clean()
 
 
 @pytest.mark.parametrize("phase", ["setup", "services", "start"])
@@ -459,12 +460,12 @@ def test_deleted_while_it_boots(spaces, git, stack, phase):
         body["imageBuild"] = {"policy": "never"}
     identity = spaces.begin(git.repository(files), **body)
     spaces.until(identity, "Pending", reason="booting")
-    assert wait_for(lambda: (spaces.show(identity).get("progress") or {}).get("phase") == phase, 30), spaces.show(identity)
+    assert wait_for(lambda: (spaces.show(identity).get("progress") or {}).get("phase") == phase), spaces.show(identity)
     began = time.monotonic()
     spaces.delete(identity)
     spaces.until_gone(identity)
-    # Of the grace of five seconds nothing is used: the hook ends when it is told to.
-    assert time.monotonic() - began < 30
+    # Of the hook's ten minutes nothing is waited for: it ends when it is told to.
+    assert time.monotonic() - began < 60
     assert not stack.wait_clean(), stack.wait_clean()
 
 
@@ -483,18 +484,18 @@ def test_frozen_and_thawed_the_worktree_is_as_it_was(spaces, git):
     assert spaces.http.post(f"/v1/sandboxes/{identity}/pause").status_code == 202
     spaces.until(identity, "Paused")
     # Longer than its agent may be silent: a frozen one owes nothing.
-    time.sleep(5)
+    time.sleep(QUICK_AGENT["heartbeatTimeoutSeconds"] + 2)
     assert spaces.show(identity)["status"]["state"] == "Paused"
     assert spaces.http.post(f"/v1/sandboxes/{identity}/resume").status_code == 202
     spaces.until(identity, "Running", reason="ready")
     assert spaces.text(identity, look) == before
-    assert wait_for(lambda: spaces.show(identity)["agent"]["state"] == "Attached", 30), spaces.show(identity)
+    assert wait_for(lambda: spaces.show(identity)["agent"]["state"] == "Attached"), spaces.show(identity)
 
 
 def test_a_killed_agent_is_noticed(spaces, git, stack):
     identity = spaces.ready(git.repository(), agent=QUICK_AGENT)
     os.kill(first_process(stack, identity).pid, signal.SIGKILL)
-    shown = spaces.until(identity, "Failed", "Terminated", seconds=30)
+    shown = spaces.until(identity, "Failed", "Terminated")
     assert shown["status"]["state"] == "Failed", shown
 
 
@@ -514,7 +515,7 @@ def test_a_server_killed_during_a_build_goes_on_with_it(own_stack, git):
     assert len(spaces.builds_of(repository)) == 1
     assert len(spaces.built_images()) == 1
     spaces.close()
-    assert not stack.wait_clean(seconds=20), stack.wait_clean()
+    assert not stack.wait_clean(), stack.wait_clean()
 
 
 def test_a_server_killed_during_a_boot_takes_it_up(own_stack, git):
@@ -534,7 +535,7 @@ def test_a_server_killed_during_a_boot_takes_it_up(own_stack, git):
     stack.kill()
     stack.start()
     shown = spaces.until_ready(identity)
-    assert wait_for(lambda: spaces.show(identity)["agent"]["state"] == "Attached", 30), spaces.show(identity)
+    assert wait_for(lambda: spaces.show(identity)["agent"]["state"] == "Attached"), spaces.show(identity)
     spaces.close()
 
 
@@ -560,7 +561,7 @@ def test_a_server_killed_at_any_moment_makes_one_image_and_one_box(own_stack, gi
             made += 1
         spaces.delete(identity)
         spaces.until_gone(identity)
-        assert not stack.wait_clean(seconds=20), (number, stack.wait_clean())
+        assert not stack.wait_clean(), (number, stack.wait_clean())
     assert made >= 6 and len(spaces.built_images()) == made
 
 

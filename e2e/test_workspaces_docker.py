@@ -13,7 +13,7 @@ import pytest
 import git_image
 from stack import free_port, wait_for
 from workspace_stacks import on_engine
-from workspaces import Workspaces
+from workspaces import QUICK_AGENT, Workspaces
 
 pytestmark = pytest.mark.sandglass
 
@@ -121,7 +121,7 @@ def test_a_dockerfile_that_fails_tells_its_line_code_and_end(spaces, git, base):
     assert "the disk is green" in failure["outputTail"], failure
     (build,) = spaces.builds_of(repository)
     assert (build["status"]["state"], build["attempt"]) == ("Failed", 1)
-    assert not base.wait_clean(10), base.leftovers()
+    assert not base.wait_clean(), base.leftovers()
 
 
 def test_setup_runs_once_and_start_at_every_boot(spaces, git):
@@ -188,7 +188,7 @@ def test_the_four_fields_of_the_short_dialect(spaces, git, stack):
     spaces.until_ready(identity)
     shown = bearer.get(f"/v1/sandboxes/{identity}").json()
     assert shown["state"] == "READY"
-    assert wait_for(lambda: bearer.get(f"/v1/sandboxes/{identity}").json()["uptime_seconds"] > shown["uptime_seconds"], 10)
+    assert wait_for(lambda: bearer.get(f"/v1/sandboxes/{identity}").json()["uptime_seconds"] > shown["uptime_seconds"])
     assert spaces.text(identity, "cat /workspace/*/README; echo $COLOUR") == "four fields\nblue"
     assert bearer.delete(f"/v1/sandboxes/{identity}").status_code == 204
     bearer.close()
@@ -224,7 +224,7 @@ def test_an_agent_reaches_its_server_though_nothing_may_leave(spaces, git, base)
     assert done.error is not None, done
     spaces.delete(identity)
     spaces.until_gone(identity)
-    assert not base.wait_clean(10), base.leftovers()
+    assert not base.wait_clean(), base.leftovers()
 
 
 def test_a_snapshot_of_one_is_a_sandbox_like_any_other(spaces, git):
@@ -234,7 +234,7 @@ def test_a_snapshot_of_one_is_a_sandbox_like_any_other(spaces, git):
     answer = spaces.http.post(f"/v1/sandboxes/{source}/snapshots", json={"name": "copy"})
     assert answer.status_code == 202, answer.text
     snapshot = f"/v1/snapshots/{answer.json()['id']}"
-    assert wait_for(lambda: spaces.http.get(snapshot).json()["status"]["state"] == "Ready", 30), spaces.http.get(snapshot).text
+    assert wait_for(lambda: spaces.http.get(snapshot).json()["status"]["state"] == "Ready"), spaces.http.get(snapshot).text
     answer = spaces.send({"snapshotId": answer.json()["id"], "timeout": 600, "resourceLimits": {"memory": "256Mi"}, "entrypoint": ["sleep", "600"]})
     assert answer.status_code == 202, answer.text
     copy = answer.json()["id"]
@@ -250,7 +250,7 @@ def test_a_snapshot_of_one_is_a_sandbox_like_any_other(spaces, git):
 
 def test_services_are_started_again(spaces, git):
     web = {"name": "web", "command": ["sh", "-c", "exec httpd -f -p 8000 -h /workspace"], "port": 8000, "required": True}
-    identity = spaces.ready(git.repository(), services=[web], agent={"heartbeatIntervalSeconds": 1, "heartbeatTimeoutSeconds": 3})
+    identity = spaces.ready(git.repository(), services=[web], agent=QUICK_AGENT)
     assert spaces.services(identity)["web"]["state"] == "Ready"
     spaces.text(identity, "kill -9 $(ps | grep '[h]ttpd -f' | awk '{print $1}')")
     spaces.until_service(identity, "web", lambda web: web["restartCount"] == 1 and web["state"] == "Ready")
@@ -269,17 +269,17 @@ def test_an_engine_that_sees_none_of_this_machines_files(base, git, way):
             spaces = Workspaces(stack.url, stack.key)
             repository = git.repository({"Dockerfile": f"FROM {WORKER}\nRUN echo made > made\n", ".sandbox/start.sh": "#!/bin/sh\nid -un > started\n"})
             web = {"name": "web", "command": ["/bin/sh", "-c", "echo begun; exec sleep 600"]}
-            identity = spaces.ready(repository, services=[web], agent={"heartbeatIntervalSeconds": 1, "heartbeatTimeoutSeconds": 3})
+            identity = spaces.ready(repository, services=[web], agent=QUICK_AGENT)
             assert spaces.show(identity)["agent"]["state"] == "Attached"
             told = spaces.history(identity)
             assert told.count("boot.completed") == 1 and "boot.phase_finished" in told, told
             path = f"/v1/sandboxes/{identity}/services/web"
             assert spaces.http.post(f"{path}/restart").status_code == 202
-            assert wait_for(lambda: "begun" in spaces.http.get(f"{path}/logs").text, 40)
+            assert wait_for(lambda: "begun" in spaces.http.get(f"{path}/logs").text)
             assert not [m for m in base.container(identity)["Mounts"] if m["Type"] == "bind"]
             assert spaces.text(identity, "cat /home/worker/made /workspace/*/started") == "made\nworker"
             spaces.close()
-            assert not base.wait_clean(30), base.leftovers()
+            assert not base.wait_clean(), base.leftovers()
 
 
 # ---------------------------------------------------------------- ends
@@ -291,7 +291,7 @@ def test_deleted_sandboxes_leave_their_image_and_nothing_else(spaces, git, base,
     name = built(spaces, first)
     spaces.delete(first)
     spaces.until_gone(first)
-    assert not base.wait_clean(10), base.leftovers()
+    assert not base.wait_clean(), base.leftovers()
     assert not [path for path in stack.home.glob(f"**/*{first}*")]
     second = spaces.ready(repository)
     assert built(spaces, second) == name and len(spaces.builds_of(repository)) == 1
@@ -322,13 +322,13 @@ def test_deleted_while_its_image_is_built(spaces, git, base):
         spaces.delete(identity)
         spaces.until_gone(identity)
         assert spaces.until_build(build["id"], "Cancelled")
-        assert not base.wait_clean(30), base.leftovers()
+        assert not base.wait_clean(), base.leftovers()
 
 
 def test_a_container_that_somebody_removed_is_noticed(spaces, git, base):
     identity = spaces.ready(git.repository())
     base.call("rm", "-f", f"sandbox-{identity}")
-    shown = spaces.until(identity, "Failed", seconds=30)
+    shown = spaces.until(identity, "Failed")
     # Whether its end or its absence is seen first is a matter of moments.
     assert shown["status"]["reason"] in ("runtime_lost", "runtime_error"), shown
     spaces.delete(identity)
@@ -343,7 +343,7 @@ def test_a_container_that_somebody_removed_while_no_server_ran_is_told_of(own_st
     def types():
         return [event["type"] for event in spaces.event_page(identity)]
 
-    assert wait_for(lambda: "sandbox.state_changed" in types(), 30)
+    assert wait_for(lambda: "sandbox.state_changed" in types())
     stack.kill()
     base.call("rm", "-f", f"sandbox-{identity}")
     for _ in range(2):
@@ -377,7 +377,7 @@ def test_a_server_killed_during_a_build_goes_on_with_it(own_stack, git, base, re
     assert spaces.text(identity, "cat /var/done") == "done"
     assert len(spaces.builds_of(repository)) == 1 and len(spaces.built_images()) == 1
     # Nothing of the attempt that died, and the box that was made after it.
-    left = base.wait_clean(30, living=[identity])
+    left = base.wait_clean(living=[identity])
     assert not left, left
     spaces.close()
 
@@ -391,7 +391,7 @@ def test_a_server_killed_during_a_boot_takes_it_up(own_stack, git):
         stack.kill()
         stack.start()
         spaces.until_ready(identity)
-        attached = wait_for(lambda: spaces.show(identity)["agent"]["state"] == "Attached", 30)
+        attached = wait_for(lambda: spaces.show(identity)["agent"]["state"] == "Attached")
         assert attached, spaces.show(identity)
     assert spaces.text(identity, "cat /var/start.count") == "ran"
     spaces.close()
@@ -408,6 +408,6 @@ def test_build_boxes_of_a_server_that_forgot_them_are_removed(own_stack, git, ba
     for path in stack.home.glob("store.db*"):
         path.unlink()
     stack.start()
-    assert not base.wait_clean(60), base.leftovers()
-    assert wait_for(lambda: spaces.http.get("/v1/sandboxes").json()["items"] == [], 30)
+    assert not base.wait_clean(), base.leftovers()
+    assert wait_for(lambda: spaces.http.get("/v1/sandboxes").json()["items"] == [])
     spaces.close()

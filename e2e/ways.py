@@ -41,7 +41,7 @@ class Stage:
         assert written.status_code == 200, written.text
         self.plain.run(self.box, ["python3", "/tmp/origin.py", str(DATA), str(INSIDE), str(STEERING)], background=True)
         self.origin = Origin((self.address, STEERING))
-        assert wait_for(self.listening, 30)
+        assert wait_for(self.listening)
         self.direct = Way("direct", (self.address, DATA))
 
     def listening(self):
@@ -111,7 +111,7 @@ class GatewayStage(Stage):
                 environment = {"SANDGLASS_INGRESS_KEY": key, "PATH": "/usr/bin:/bin"}
                 self.beside = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
             super().__init__(SimpleNamespace(**vars(self.stack), url=self.stack.url, domain=self.stack.domain, image="host", runtime="embedded"))
-            assert wait_for(lambda: all(self.answers(way) for way in WAYS["gateway"]), 40)
+            assert wait_for(lambda: all(self.answers(way) for way in WAYS["gateway"]))
         except BaseException:
             self.stop()
             raise

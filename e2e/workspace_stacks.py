@@ -47,6 +47,11 @@ def on_engine(engine, start=True, home=None, **sections):
     problems = []
     try:
         yield stack.start() if start else stack
+    except BaseException:
+        # What it had, and nobody knows any more, is not for the next one to be blamed for.
+        stack.close()
+        engine.sweep()
+        raise
     finally:
         problems = stack.close()
     assert not problems, "\n".join(problems)
@@ -54,9 +59,18 @@ def on_engine(engine, start=True, home=None, **sections):
 
 @contextmanager
 def client_of(stack, place=None):
-    """A client of a server: deletes what was made through it, and then nothing may be left at `place`, the host or the engine."""
+    """A client of a server: deletes what was made through it, and then nothing may be left at `place`, the host or the engine.
+
+    A test that fails with its server killed, or that leaves something, does not take the tests after it along, nor its own second attempt.
+    """
+    stack.revive()
     client = Workspaces(stack.url, stack.key)
     yield client
+    stack.revive()
     client.close()
-    left = (place or stack).wait_clean(seconds=30)
+    left = (place or stack).wait_clean()
+    if left:
+        stack.sweep()
+        if place:
+            place.sweep()
     assert not left, left

@@ -9,11 +9,11 @@ from plain import Plain
 from stack import wait_for
 
 # Beyond what any step of these tests takes on a busy machine.
-PATIENCE = 60.0
+PATIENCE = 180.0
 # What a server needs to be told to take repositories of the tests' own servers.
 SETTINGS = {"builds": {"allowed_hosts": ["*"], "http_urls": True, "cpu": "1", "memory": "1Gi"}}
-# How soon a silent agent is noticed.
-QUICK_AGENT = {"heartbeatIntervalSeconds": 1, "heartbeatTimeoutSeconds": 3}
+# How soon a silent agent is noticed; one that only waits for a processor is not silent for as long.
+QUICK_AGENT = {"heartbeatIntervalSeconds": 1, "heartbeatTimeoutSeconds": 6}
 
 
 class Workspaces(Plain):

@@ -13,7 +13,7 @@ ECHO = (Path(__file__).parent / "echo.py").read_text()
 DROP = object()
 
 
-def until(claim, seconds=20.0, every=0.05):
+def until(claim, seconds=60.0, every=0.05):
     deadline = time.monotonic() + seconds
     while True:
         value = claim()

@@ -37,7 +37,7 @@ def test_direct_endpoint_works(target, web):
     import httpx
 
     answer = endpoint(target, web, 8080).json()
-    told = httpx.get(f"http://{answer['endpoint']}/echo", headers=answer.get("headers"), timeout=20)
+    told = httpx.get(f"http://{answer['endpoint']}/echo", headers=answer.get("headers"), timeout=60)
     assert told.status_code == 200 and told.json()["method"] == "GET"
 
 

@@ -198,12 +198,12 @@ def test_unknown_sandbox(target):
 def dial(target, web, rest="/ws", key=True, **keys):
     headers = {KEY: target.key} if key else {}
     address = target.url.replace("http", "ws", 1) + (path(web, rest) if not rest.startswith("!") else rest[1:])
-    return connect(address, additional_headers={**headers, **keys.pop("headers", {})}, open_timeout=20, close_timeout=5, **keys)
+    return connect(address, additional_headers={**headers, **keys.pop("headers", {})}, open_timeout=60, close_timeout=5, **keys)
 
 
 def closed(socket):
     try:
-        socket.recv(timeout=20)
+        socket.recv(timeout=60)
     except ConnectionClosed as end:
         return end.rcvd.code if end.rcvd else None
     raise AssertionError("a message instead of the end")
@@ -213,7 +213,7 @@ def closed(socket):
 def test_frames(target, web, message):
     with dial(target, web) as socket:
         socket.send(message)
-        assert socket.recv(timeout=20) == message
+        assert socket.recv(timeout=60) == message
 
 
 def test_subprotocol(target, web):
@@ -223,7 +223,7 @@ def test_subprotocol(target, web):
 
 def test_websocket_headers(target, web):
     with dial(target, web, "/ws/headers", origin="https://app.example", headers={"X-Mine": "1"}) as socket:
-        told = {"headers": json.loads(socket.recv(timeout=20))}
+        told = {"headers": json.loads(socket.recv(timeout=60))}
     assert values(told, "origin") == ["https://app.example"] and values(told, "x-mine") == ["1"]
     assert values(told, KEY) == [] and values(told, "x-forwarded-host") == [target.domain]
 
@@ -238,10 +238,10 @@ def test_close_code_of_the_program(target, web, code, arrives):
 def test_close_code_of_the_client(target, web, code):
     with dial(target, web) as socket:
         socket.send("x")
-        socket.recv(timeout=20)
+        socket.recv(timeout=60)
         socket.close(code)
     logs = f"/v1/sandboxes/{web}/diagnostics/logs"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while f"closed {code}" not in target.call("GET", logs).text:
         assert time.monotonic() < deadline, target.call("GET", logs).text
         time.sleep(0.1)

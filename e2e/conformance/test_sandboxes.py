@@ -174,16 +174,16 @@ def test_workload_that_ends(target, code, state, reason):
 
 def test_expiry_removes(target):
     made = target.create()["id"]
-    assert target.call("POST", f"/v1/sandboxes/{made}/renew-expiration", json={"expiresAt": after(seconds=2)}).status_code == 200
+    assert target.call("POST", f"/v1/sandboxes/{made}/renew-expiration", json={"expiresAt": after(seconds=6)}).status_code == 200
     assert target.status(made)["state"] == "Running"
-    assert until(lambda: target.get(made).status_code == 404, 15)
+    assert until(lambda: target.get(made).status_code == 404, 30)
 
 
 def test_expiry_counts_while_paused(target):
     made = target.create()["id"]
     assert target.call("POST", f"/v1/sandboxes/{made}/pause").status_code == 202
-    assert target.call("POST", f"/v1/sandboxes/{made}/renew-expiration", json={"expiresAt": after(seconds=2)}).status_code == 200
-    assert until(lambda: target.get(made).status_code == 404, 15)
+    assert target.call("POST", f"/v1/sandboxes/{made}/renew-expiration", json={"expiresAt": after(seconds=6)}).status_code == 200
+    assert until(lambda: target.get(made).status_code == 404, 30)
 
 
 # ---------------------------------------------------------------- pause and resume
