@@ -34,7 +34,7 @@ from git_servers import GitServers, git  # noqa: E402
 from ssh_clients import Keys  # noqa: E402
 from stack import Stack, wait_for  # noqa: E402
 
-ORDER = ("create", "rebuild", "pool", "build", "kill", "ssh", "heartbeats")
+ORDER = ("create", "rebuild", "pool", "repository_pool", "build", "kill", "ssh", "heartbeats")
 SETTINGS = {"builds": {"base_image": git_image.NAME, "allowed_hosts": ["*"], "http_urls": True}}
 SETUP = "#!/bin/sh\necho done > /var/setup\n"
 # What a sandbox of the heartbeats' measurement may not take from the machine.
@@ -192,6 +192,35 @@ class Bench(Recorder):
             client.close()
         self.record("pool", self.who, warm)
         self.record("pool", f"without a pool, {self.who}", cold)
+
+    def repository_pool(self):
+        """A box of the repository's image that waits becomes a workspace: from the request, and from its assignment by the server's own history."""
+        capacity = {"bufferMin": 2, "bufferMax": 2, "poolMin": 0, "poolMax": 10}
+        pool = {"name": "workspaces", "repository": {"url": self.repository.url}, "capacitySpec": capacity}
+        self.api.expect(201, "POST", "/v1/pools", pool)
+        waiting = lambda: self.api.expect(200, "GET", "/v1/pools/workspaces")["status"]  # noqa: E731
+        asking, times, assigned = [], [], []
+        try:
+            for _ in range(self.n(60 if self.who == "embedded" else 20, 5)):
+                until(lambda: (waiting()["available"], waiting()["starting"]) == (2, 0))
+                asking.append(self.git_asks())
+                sandbox, took = ready(self.api, {"timeout": 7200, "extensions": {"poolRef": "workspaces"}})
+                times.append(took)
+                assigned.append(self.between(sandbox, "pool.taken", "boot.completed"))
+                self.api.delete(sandbox)
+        finally:
+            self.api.call("DELETE", "/v1/pools/workspaces")
+        self.record("repository_pool", self.who, times)
+        self.record("repository_pool", f"from its assignment, {self.who}", assigned)
+        self.record("ls_remote", f"git beside {self.who} repository_pool", asking)
+
+    def between(self, sandbox, first, last):
+        """Milliseconds between two lines of a sandbox's history, by the server's clock."""
+        page = self.api.expect(200, "GET", f"/v1/sandboxes/{sandbox}/events?limit=1000")["items"]
+        at = {event["type"]: moment(event["time"]) for event in page}
+        if first not in at or last not in at:
+            raise RuntimeError(f"no {first} or {last} in {sorted(at)}")
+        return (at[last] - at[first]) * 1000
 
     def build_docker(self):
         """A Dockerfile by the server's build and by `docker build`; what is copied differs each time, so that the step that works is done anew."""

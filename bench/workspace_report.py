@@ -40,6 +40,9 @@ def table(results):
               ("`git ls-remote`", "ls_remote", f"git beside {who} create"),
               ("the engine's create and start", "create", f"engine beside {who}"))
         t.row(f"{title}: sandbox of a pool → Running", "pool", who, ("without a pool", "pool", f"without a pool, {who}"))
+        t.row(f"{title}: repository's box of a pool → Ready", "repository_pool", who,
+              ("from its assignment", "repository_pool", f"from its assignment, {who}"),
+              ("`git ls-remote`", "ls_remote", f"git beside {who} repository_pool"))
         t.row(f"{title}: build of what is built, answered with the image", "rebuild", who,
               ("`git ls-remote`", "ls_remote", f"git beside {who} rebuild"))
         t.row(f"{title}: build of a Dockerfile{more(results, who)}", "build", who,
