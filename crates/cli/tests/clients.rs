@@ -136,6 +136,6 @@ fn closed_standard_streams_do_no_harm() {
     };
     assert_eq!(shell("\"$0\" ps >&-").status.code(), Some(0));
     assert_eq!(shell("\"$0\" run x -- seven >&- 2>&- <&-").status.code(), Some(7));
-    let output = shell("(sleep 0.3; \"$0\" completions bash; echo $? >&2) | :");
+    let output = shell("(sleep 2; \"$0\" completions bash; echo $? >&2) | :");
     assert_eq!(stderr(&output), "141\n");
 }

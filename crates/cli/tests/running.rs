@@ -7,7 +7,6 @@ mod stub;
 use std::{
     io::{BufRead, BufReader, Read},
     process::Stdio,
-    time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -145,24 +144,19 @@ fn a_detached_command_prints_its_id() {
     assert_eq!(stub.seen(|seen| seen.bodies[0]["background"].clone()), true);
 }
 
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 fn waiting(stub: &Stub) -> (std::process::Child, Pid) {
-    let child = stub
+    let mut child = stub
         .command(&["run", "tools:1", "--", "wait"])
         .stderr(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    wait_until("the command was started", || stub.was_asked(&format!("POST /v1/sandboxes/{ID}/proxy")));
-    // The first event, which tells the command's id, follows at once.
-    std::thread::sleep(Duration::from_secs(1));
+    // The event before its output tells the command's id.
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line, "waiting\n");
+    child.stdout = Some(output.into_inner());
     let pid = Pid::from_child(&child);
     (child, pid)
 }

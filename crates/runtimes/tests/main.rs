@@ -16,6 +16,9 @@ use sandglass_sandbox::{
 };
 use sandglass_testkit::runtime_contract::{self, Subject};
 
+/// Against hanging; nothing is measured by it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 fn config(dir: &Path) -> EmbeddedConfig {
     EmbeddedConfig {
         state_dir: dir.to_path_buf(),
@@ -109,7 +112,7 @@ async fn a_program_that_ends_at_once_is_an_exit_and_no_failed_start() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let exit = tokio::time::timeout(Duration::from_secs(10), exited).await.unwrap();
+        let exit = tokio::time::timeout(PATIENCE, exited).await.unwrap();
         assert_eq!(exit.code, Some(9));
         runtime.remove(id, Duration::ZERO).await.unwrap();
     }
@@ -167,7 +170,7 @@ async fn a_policy_has_an_enforcer_that_outlives_its_server_and_leaves_with_the_b
 
 /// The listener tasks of the runtime that went away hold its lock until they notice.
 async fn reopened(dir: &Path) -> EmbeddedRuntime {
-    for _ in 0..200 {
+    for _ in 0..PATIENCE.as_millis() / 10 {
         match EmbeddedRuntime::open(config(dir)) {
             Ok(runtime) => return runtime,
             Err(e) if e.kind == RuntimeErrorKind::Exists => {
@@ -192,7 +195,7 @@ async fn a_box_whose_shim_is_killed_is_failed_and_leaves_nothing_when_removed() 
     )
     .unwrap();
     let mut cause = None;
-    for _ in 0..500 {
+    for _ in 0..PATIENCE.as_millis() / 10 {
         if let Some(Condition::Exited(exit)) = runtime.inspect(id).await.unwrap().map(|o| o.condition) {
             cause = Some(exit.cause);
             break;
@@ -212,7 +215,7 @@ async fn a_box_ends_by_itself_when_no_server_comes_back() {
         let runtime = EmbeddedRuntime::open(config(dir.path())).unwrap();
         runtime.start(SandboxId::random(), &plan(Some(1)), &Secrets::default()).await.unwrap();
     }
-    for _ in 0..1000 {
+    for _ in 0..PATIENCE.as_millis() / 10 {
         if remains(dir.path()).is_empty() {
             reopened(dir.path()).await.remove_network().unwrap();
             return;

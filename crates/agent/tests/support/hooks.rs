@@ -80,12 +80,12 @@ fn a_hook_that_fails_prevents_the_entrypoint_and_says_why() {
     assert_eq!(std::fs::read_to_string(report).unwrap(), "running 20\ndone 1\n");
 
     let slow =
-        json!({ "preStart": { "command": ["sh", "-c", "echo here; sleep 1000"], "timeoutSeconds": 1 } });
+        json!({ "preStart": { "command": ["sh", "-c", "echo here; sleep 1000"], "timeoutSeconds": 3 } });
     let (code, said) = fails_with(&slow.to_string(), &[]);
     assert_eq!(code, Some(1));
     assert!(
         said.ends_with(
-            "preStart: was killed because it took longer than 1 s; its output ended with \"here\"\n"
+            "preStart: was killed because it took longer than 3 s; its output ended with \"here\"\n"
         ),
         "{said}"
     );

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::support::{Agent, BINARY, root, until};
+use crate::support::{Agent, BINARY, PATIENCE, root, until};
 
 pub fn wait(agent: &mut Agent) -> ExitStatus {
-    let deadline = Instant::now() + Duration::from_secs(15);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(status) = agent.child.try_wait().unwrap() {
             return status;
@@ -166,9 +166,11 @@ fn pid_one_reaps_everything_and_cannot_be_killed_from_inside() {
     let mut unshare = Command::new("unshare");
     unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc", BINARY, "--init"]);
     let agent = Agent::launch(unshare, &["--", "sleep", "1000"], &[]);
-    let orphans = "for i in $(seq 50); do (sleep 0.05 &) ; done; sleep 0.3; cat /proc/1/comm; kill -9 1; ps -eo stat= | grep -c Z";
+    let orphans = "for i in $(seq 50); do (sleep 0.05 &) ; done; cat /proc/1/comm; kill -9 1";
     let text = agent.shell(orphans).text();
-    assert!(text.contains("\"text\":\"execd\"") && text.contains("\"text\":\"0\""), "{text}");
+    assert!(text.contains("\"text\":\"execd\""), "{text}");
+    // What nobody has waited for is listed by its name, too: the entrypoint alone is left.
+    until(|| agent.shell("ps -eo comm= | grep -c ^sleep").text().contains("\"text\":\"1\"").then_some(()));
     assert_eq!(agent.get("/ping").status, 200);
     assert!(agent.shell("echo $PPID").text().contains("\"text\":\"1\""));
     agent.post("/command", &json!({ "command": "kill -TERM 1; sleep 1000" }));

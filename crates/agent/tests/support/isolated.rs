@@ -169,7 +169,7 @@ fn a_run_that_takes_too_long_or_loses_its_reader_is_stopped() {
     let agent = agent("");
     let id = create(&agent, &space(&agent, "rw"));
     let late = |code: &str| {
-        let end = last(&run_with(&agent, &id, &json!({ "code": code, "timeout_seconds": 1 })));
+        let end = last(&run_with(&agent, &id, &json!({ "code": code, "timeout_seconds": 2 })));
         assert_eq!(end["error"]["ename"], "RuntimeError", "{code}: {end}");
         assert_eq!(end["error"]["evalue"], "context deadline exceeded", "{code}");
     };
@@ -476,7 +476,8 @@ fn sessions_are_listed_deleted_and_expire() {
     let agent = agent("");
     let busy = create(&agent, &space(&agent, "rw"));
     let mut idle = space(&agent, "rw");
-    idle["idle_timeout_seconds"] = json!(1);
+    // Enough to look at it, and less than its run takes.
+    idle["idle_timeout_seconds"] = json!(4);
     let idle = create(&agent, &idle);
     let listed = || -> Vec<String> {
         let all = agent.get("/v1/isolated/sessions").json();
@@ -485,9 +486,9 @@ fn sessions_are_listed_deleted_and_expire() {
     assert_eq!(listed(), [busy.clone(), idle.clone()]);
     assert!(
         agent.get(&format!("/v1/isolated/session/{idle}")).json()["idle_remaining_seconds"].as_u64().unwrap()
-            <= 1
+            <= 4
     );
-    run(&agent, &idle, "sleep 1.2");
+    run(&agent, &idle, "sleep 4.5");
     until(|| (listed() == [busy.clone()]).then_some(()));
     assert_eq!(agent.get(&format!("/v1/isolated/session/{idle}")).status, 404);
     let diff = agent.get(&format!("/v1/isolated/session/{busy}/diff"));

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::support::{Agent, BINARY, root, until};
+use crate::support::{Agent, BINARY, copy_program, root, until};
 
 fn resident_kib(agent: &Agent) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.child.id())).unwrap();
@@ -20,7 +20,7 @@ fn resident_kib(agent: &Agent) -> u64 {
     line.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Asks for `/ping` all the time; every answer has to come, however late (the client gives up after 15 s).
+/// Asks for `/ping` all the time; every answer has to come, however late (the client gives up after a minute).
 struct Pings {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicUsize>,
@@ -200,7 +200,7 @@ fn with_few_processes(limit: u64) -> (Agent, tempfile::TempDir) {
         |path: &std::path::Path| std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
     open(place.path());
     let program = place.path().join("execd");
-    std::fs::copy(BINARY, &program).unwrap();
+    copy_program(BINARY, &program);
     open(&program);
     let uid = 400_000_000 + std::process::id();
     let mut command = Command::new("setpriv");
@@ -279,7 +279,7 @@ fn a_storm_of_orphans_leaves_no_zombie() {
 fn a_start_that_hangs_holds_up_nobody_else() {
     let agent = Agent::start();
     let program = agent.path("leased");
-    std::fs::copy("/bin/true", &program).unwrap();
+    copy_program("/bin/true", &program);
     let held = File::open(&program).unwrap();
     // The kernel makes whoever opens the file wait for the lease, and would tell the holder by a signal.
     // SAFETY: ignores one signal.

@@ -3,11 +3,10 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;
-use std::time::Duration;
 
 use serde_json::json;
 
-use crate::support::{Agent, chunked, form, parse};
+use crate::support::{Agent, PATIENCE, chunked, form, parse};
 
 /// Serves one connection: reads a head, then does what it is told.
 fn server(serve: impl FnOnce(TcpStream, String) + Send + 'static) -> (u16, std::thread::JoinHandle<()>) {
@@ -15,7 +14,7 @@ fn server(serve: impl FnOnce(TcpStream, String) + Send + 'static) -> (u16, std::
     let port = listener.local_addr().unwrap().port();
     let thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let head = read_until(&mut stream, b"\r\n\r\n");
         serve(stream, String::from_utf8(head).unwrap());
     });
@@ -46,7 +45,7 @@ fn an_event_stream_arrives_event_by_event() {
             // The next is sent when the one before has arrived at the other end.
             let event = format!("data: {n}\n\n");
             write!(stream, "{:x}\r\n{event}\r\n", event.len()).unwrap();
-            went.recv_timeout(Duration::from_secs(10)).unwrap();
+            went.recv_timeout(PATIENCE).unwrap();
         }
         stream.write_all(b"0\r\n\r\n").unwrap();
     });

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::support::{Agent, Answer, Part, form, until};
+use crate::support::{Agent, Answer, Part, copy_program, form, until};
 
 fn peak(agent: &Agent) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", agent.child.id())).unwrap();
@@ -110,7 +110,7 @@ fn a_file_with_several_names_or_attributes_stays_the_same_file() {
     assert_eq!((seen.as_str(), fs::read(&file).unwrap()), ("new", b"newer".to_vec()));
     // A program that runs can be replaced as well.
     let program = agent.path("program");
-    fs::copy("/bin/sleep", &program).unwrap();
+    copy_program("/bin/sleep", &program);
     let mut child = Command::new(&program).arg("60").spawn().unwrap();
     let answer = put(&agent, &program, b"#!/bin/sh\n");
     let _ = child.kill();

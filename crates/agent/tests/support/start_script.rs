@@ -64,7 +64,7 @@ fn an_answer_that_is_under_way_is_finished_when_the_box_ends() {
     let mut agent = Agent::start_with(
         &[
             "--init",
-            "--graceful-shutdown-timeout=5s",
+            "--graceful-shutdown-timeout=60s",
             "--",
             "sh",
             "-c",

@@ -149,7 +149,8 @@ fn a_terminal_echoes_resizes_and_is_a_terminal() {
     // Ctrl-C reaches the program in front, and so does the signal frame.
     for interrupt in [true, false] {
         socket.kind("sleep 300; echo over$?\n");
-        until(|| (children(&agent) > 1).then_some(()));
+        // By its own name, which it has once it is the terminal's foreground.
+        until(|| family(&agent).iter().any(|name| name == "sleep").then_some(()));
         if interrupt {
             socket.kind("\x03");
         } else {
@@ -163,25 +164,31 @@ fn a_terminal_echoes_resizes_and_is_a_terminal() {
     assert_eq!(socket.exit(), 5);
 }
 
-/// Descendants of the agent.
+/// How many descendants the agent has.
 fn children(agent: &Agent) -> usize {
-    let out = Command::new("ps").args(["-eo", "pid=,ppid="]).output().unwrap();
-    let text = String::from_utf8(out.stdout).unwrap();
-    let pairs: Vec<(u32, u32)> = text
+    family(agent).len()
+}
+
+/// The names of the agent's descendants.
+fn family(agent: &Agent) -> Vec<String> {
+    let out = Command::new("ps").args(["-eo", "pid=,ppid=,comm="]).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let all: Vec<(u32, u32, &str)> = text
         .lines()
         .map(|line| {
-            let mut numbers = line.split_whitespace().map(|n| n.parse().unwrap());
-            (numbers.next().unwrap(), numbers.next().unwrap())
+            let mut words = line.split_whitespace();
+            let mut number = || words.next().unwrap().parse().unwrap();
+            (number(), number(), words.next().unwrap_or_default())
         })
         .collect();
-    let mut family = vec![agent.child.id()];
+    let mut found = vec![(agent.child.id(), "")];
     let mut at = 0;
-    while at < family.len() {
-        let parent = family[at];
-        family.extend(pairs.iter().filter(|pair| pair.1 == parent).map(|pair| pair.0));
+    while at < found.len() {
+        let parent = found[at].0;
+        found.extend(all.iter().filter(|one| one.1 == parent).map(|one| (one.0, one.2)));
         at += 1;
     }
-    family.len() - 1
+    found[1..].iter().map(|one| one.1.to_owned()).collect()
 }
 
 #[test]
@@ -237,8 +244,10 @@ fn pipes_tell_their_streams_apart() {
     socket.connected(&id, "pipe", "holder");
     socket.kind("echo out\n");
     assert_eq!(socket.see(), Seen::Out(b"out\n".to_vec()));
-    socket.kind("echo err >&2; sleep 0.1; test -t 0 || echo none\n");
+    socket.kind("echo err >&2\n");
     assert_eq!(socket.see(), Seen::Err(b"err\n".to_vec()));
+    // Not before: what is in both pipes is read in any order.
+    socket.kind("test -t 0 || echo none\n");
     assert_eq!(socket.see(), Seen::Out(b"none\n".to_vec()));
     socket.say(&json!({ "type": "signal", "signal": "SIGKILL" }));
     assert_eq!(socket.exit(), -1);

@@ -283,6 +283,7 @@ async fn run(State(shared): State<Shared>, Json(body): Json<Value>) -> Response 
             Body::from_stream(stream::iter([Ok(half)]).chain(broken))
         }
         _ => {
+            let first = if word == "wait" { first + &event("stdout", "waiting") } else { first };
             let rest = stream::once(async move {
                 if word == "wait" {
                     shared.1.notified().await;

@@ -20,7 +20,7 @@ fn answered(stage: &Stage, connections: u16) -> usize {
         let sockets: Vec<_> = (0..connections)
             .map(|_| {
                 let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-                socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+                socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
                 let _ = socket.send_to(b"new", (SERVERS[0], 9999));
                 socket
             })
@@ -81,7 +81,7 @@ fn open_connections_are_counted() {
     });
     let program = stage.start(Fake::new(Action::Allow, &[], &[]));
     program.apply(Plan { default: Action::Allow, ..by_address(&[], &[]) });
-    assert_eq!(answered(&stage, 30), most as usize);
-    // They are still open.
+    assert_eq!(answered(&stage, 15), most as usize);
+    // They are still open: the kernel forgets them after half a minute, and each that is not answered takes two seconds.
     assert_eq!(answered(&stage, 1), 0);
 }

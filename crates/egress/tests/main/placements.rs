@@ -227,7 +227,7 @@ fn admitted_addresses_expire_and_what_is_open_goes_on_until_it_is_cut() {
             firewall.admit(&[(address, Duration::from_millis(200))]).unwrap();
             // The later end counts.
             firewall
-                .admit(&[(address, Duration::from_secs(2)), (address, Duration::from_millis(100))])
+                .admit(&[(address, Duration::from_secs(6)), (address, Duration::from_millis(100))])
                 .unwrap();
             firewall.admit(&[(address, Duration::from_millis(100))]).unwrap();
         });

@@ -24,7 +24,7 @@ pub const MARK: u32 = 1;
 pub const SERVERS: [&str; 4] = ["192.0.2.1", "192.0.2.2", "198.51.100.1", "203.0.113.1"];
 pub const SERVERS_V6: [&str; 2] = ["2001:db8:1::1", "2001:db8:2::1"];
 /// Against hanging.
-pub const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(60);
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 

@@ -308,7 +308,7 @@ fn the_webhook_is_told_and_quiet_names_are_not() {
     let told = program.await_line(|line| line["event"]["kind"] == "denied");
     assert_eq!(told["event"]["host"], "www.good.test");
     assert_eq!(told["event"]["rule"], "deny www.good.test (always)");
-    let end = std::time::Instant::now() + Duration::from_secs(30);
+    let end = std::time::Instant::now() + Duration::from_secs(60);
     while world.requests.lock().unwrap().len() < 2 {
         assert!(std::time::Instant::now() < end, "the webhook was not told");
         std::thread::sleep(Duration::from_millis(20));

@@ -55,7 +55,7 @@ fn name(stub: &Stub, tag: &str) -> String {
 
 /// A thread that was unpacking when its pull ended needs a moment to notice.
 async fn no_work_remains(dir: &Path) {
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let tmp =
         || std::fs::read_dir(dir.join("images/tmp")).unwrap().map(|e| e.unwrap().path()).collect::<Vec<_>>();
     while !tmp().is_empty() && Instant::now() < deadline {

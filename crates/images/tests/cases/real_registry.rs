@@ -3,6 +3,7 @@
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use sandglass_images::{Credentials, ImageDigest, ImageErrorKind};
@@ -21,12 +22,25 @@ struct Registry {
     password: Option<&'static str>,
 }
 
+/// Below those that the kernel gives away by itself, so that nobody gets it in between. Not found out by listening: a closed socket
+/// lives on for a moment in a child that another test starts just then.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let number = u32::from(NEXT.fetch_add(1, Ordering::Relaxed)) + std::process::id() * 500;
+        let port = u16::try_from(10_000 + number % 20_000).unwrap();
+        if TcpStream::connect(("127.0.0.1", port)).is_err() {
+            return port;
+        }
+    }
+}
+
 impl Registry {
     fn start(dir: &Path, password: Option<&'static str>) -> Option<Self> {
         if !Path::new(PROGRAM).exists() {
             return None;
         }
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let address = format!("127.0.0.1:{port}");
         let mut config = format!(
             "version: 0.1\nlog: {{ level: error }}\nstorage: {{ filesystem: {{ rootdirectory: {0}/data }} }}\n\
@@ -47,7 +61,7 @@ impl Registry {
             .spawn()
             .unwrap();
         let started = Self { child, address, password };
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while TcpStream::connect(&started.address).is_err() {
             assert!(Instant::now() < deadline, "docker-registry does not listen");
             std::thread::sleep(Duration::from_millis(20));

@@ -7,7 +7,7 @@ use sandglass_proxy::{ConnectError, Counts, Forwarder, Limits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::harness::{backend, front, get, read_head, talk, until};
+use crate::harness::{PATIENCE, backend, front, get, read_head, talk, until};
 
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
@@ -44,7 +44,7 @@ async fn unused_connections_are_closed_in_time() {
     let limits = Limits { idle: Duration::from_millis(50), ..Limits::default() };
     let front = front(&Forwarder::new(limits), target).await;
     get(front, "/").await;
-    tokio::time::timeout(Duration::from_secs(2), closes.recv()).await.unwrap();
+    tokio::time::timeout(PATIENCE, closes.recv()).await.unwrap();
 }
 
 #[tokio::test]
@@ -111,7 +111,7 @@ async fn draining_waits_for_what_is_in_flight_and_then_cuts() {
     let hangs = tokio::spawn(async move { get(front, "/forever").await });
     until("both are in flight", || forwarder.counts().requests == 2).await;
 
-    let cut = forwarder.drain(Duration::from_millis(500)).await;
+    let cut = forwarder.drain(Duration::from_secs(3)).await;
     assert_eq!(cut, Counts { requests: 1, upgrades: 0 });
     assert!(ends.await.unwrap().ends_with("ok"));
     assert!(hangs.await.unwrap().starts_with("HTTP/1.1 503"));

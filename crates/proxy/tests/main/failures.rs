@@ -6,7 +6,9 @@ use sandglass_proxy::{Forwarder, Limits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::harness::{answering, backend, front, get, nowhere, quick_limits, read_head, talk, until};
+use crate::harness::{
+    PATIENCE, answering, backend, front, get, nowhere, quick_limits, read_head, talk, until,
+};
 
 #[tokio::test]
 async fn nothing_listening_is_told_apart() {
@@ -110,7 +112,8 @@ async fn a_client_that_sends_slowly_is_not_the_backends_fault() {
         .write_all(b"POST / HTTP/1.1\r\nhost: f\r\nconnection: close\r\ncontent-length: 5\r\n\r\n-")
         .await
         .unwrap();
-    tokio::time::sleep(Duration::from_millis(800)).await;
+    // Longer than the backend may take for its answer.
+    tokio::time::sleep(Duration::from_secs(2)).await;
     client.write_all(b"done").await.unwrap();
     let mut got = String::new();
     client.read_to_string(&mut got).await.unwrap();
@@ -140,7 +143,7 @@ async fn a_client_that_leaves_closes_the_backend_connection() {
         until("the request is in flight", || forwarder.counts().requests == 1).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         drop(client);
-        tokio::time::timeout(Duration::from_secs(2), closes.recv()).await.expect(request);
+        tokio::time::timeout(PATIENCE, closes.recv()).await.expect(request);
         until("nothing is in flight", || forwarder.counts().requests == 0).await;
     }
 }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 pub(crate) fn quick_limits() -> Limits {
-    Limits { response_head: Duration::from_millis(300), ..Limits::default() }
+    Limits { response_head: Duration::from_secs(1), ..Limits::default() }
 }
 
 pub(crate) async fn listen() -> (TcpListener, SocketAddr) {
@@ -115,7 +115,7 @@ pub(crate) async fn capturing() -> (SocketAddr, tokio::sync::mpsc::UnboundedRece
             let mut seen = read_head(&mut stream).await;
             let mut rest = [0; 4096];
             while let Ok(Ok(n @ 1..)) =
-                tokio::time::timeout(Duration::from_millis(150), stream.read(&mut rest)).await
+                tokio::time::timeout(Duration::from_millis(500), stream.read(&mut rest)).await
             {
                 seen.extend_from_slice(&rest[..n]);
             }
@@ -150,13 +150,16 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
     talk(address, format!("GET {path} HTTP/1.1\r\nhost: front\r\nconnection: close\r\n\r\n").as_bytes()).await
 }
 
+/// Against hanging; nothing is measured by it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Waits until the condition holds.
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..300 {
+    for _ in 0..PATIENCE.as_millis() / 10 {
         if holds() {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("still not so after 3 s: {what}");
+    panic!("still not so: {what}");
 }

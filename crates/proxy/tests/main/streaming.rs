@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-use crate::harness::{backend, front, listen, read_head, until};
+use crate::harness::{PATIENCE, backend, front, listen, read_head, until};
 
 const MEGABYTE: usize = 1 << 20;
 
@@ -45,7 +45,7 @@ async fn each_event_arrives_before_the_next_is_sent() {
         next.send(event).unwrap();
         let wanted = format!("{:x}\r\n{event}\r\n", event.len());
         let mut got = vec![0; wanted.len()];
-        tokio::time::timeout(Duration::from_secs(2), client.read_exact(&mut got)).await.unwrap().unwrap();
+        tokio::time::timeout(PATIENCE, client.read_exact(&mut got)).await.unwrap().unwrap();
         assert_eq!(String::from_utf8(got).unwrap(), wanted);
     }
     drop(next);

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
 
-use crate::support::{Author, Bench, HttpServer, TOKEN, git, token};
+use crate::support::{Author, Bench, HttpServer, TOKEN, git, token, until};
 use sandglass_repository::Reference;
 use sandglass_repository::git::{Checkout, Control, FailureClass, Progress, Remote, ResolvedKind};
 
@@ -290,11 +290,16 @@ async fn the_disk_is_kept_clean() {
     held.truncate(1);
     assert!(bench.git.evict_mirrors(u64::MAX).unwrap() > 0);
     assert!(paths.iter().all(|path| path.exists()));
-    let left = bench.git.evict_mirrors(1).unwrap();
-    assert!(left > 0, "the one in use is counted");
-    assert_eq!(paths.iter().map(|path| path.exists()).collect::<Vec<_>>(), [true, false, false]);
+    // A lock is given up a moment later where a child that another test starts just then has a copy of it.
+    until("those that nobody uses are gone", || {
+        let left = bench.git.evict_mirrors(1).unwrap();
+        assert!(left > 0, "the one in use is counted");
+        paths[1..].iter().all(|path| !path.exists())
+    })
+    .await;
+    assert!(paths[0].exists());
     held.clear();
-    assert_eq!(bench.git.evict_mirrors(0).unwrap(), 0);
+    until("nothing is left", || bench.git.evict_mirrors(0).unwrap() == 0).await;
 
     let left_behind = bench.scratch().join("git-abc");
     fs::create_dir(&left_behind).unwrap();

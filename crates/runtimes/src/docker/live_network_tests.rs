@@ -76,7 +76,7 @@ async fn a_policy_brings_a_sidecar_that_owns_the_ports() {
     assert_eq!(token.len(), 32);
 
     let address = bench.shared().published_address(Ipv4Addr::LOCALHOST, port).await.unwrap();
-    let status = reach::ask(address, "/env", &[], Duration::from_secs(5)).await.unwrap();
+    let status = reach::ask(address, "/env", &[], Duration::from_secs(60)).await.unwrap();
     assert_eq!(status, 200);
     // Box and sidecar share a network and a directory.
     let said = bench.run(&seen, "wget -qO- http://127.0.0.1:18080/env; ls -a /opt/opensandbox").await;
@@ -226,7 +226,7 @@ async fn a_windows_box_keeps_its_own_start_and_finds_the_agent_on_a_volume() {
             }
         }
     };
-    let lines = tokio::time::timeout(Duration::from_secs(10), look).await.unwrap();
+    let lines = tokio::time::timeout(Duration::from_secs(60), look).await.unwrap();
     for expected in ["rem installs", "CPU_CORES=2", "RAM_SIZE=4G", "USER_PORTS=44772,8080,3389,8006"] {
         assert!(lines.contains(expected), "{expected} is not in {lines}");
     }

@@ -237,7 +237,7 @@ async fn an_entrypoint_that_ends_at_once_is_a_box_that_ended() {
                 }
             }
         };
-        let exit = tokio::time::timeout(Duration::from_secs(10), ended).await.unwrap();
+        let exit = tokio::time::timeout(Duration::from_secs(60), ended).await.unwrap();
         assert_eq!(exit.code, Some(code), "{script}");
     }
     bench.close().await;

@@ -28,7 +28,7 @@ use engine::Engine;
 use registry::Registry;
 use relay::Relay;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn plan(engine: &Engine) -> StartPlan {
     let entrypoint = Entrypoint::Command(vec!["sleep".into(), "1000".into()]);

@@ -1,6 +1,6 @@
 //! Debian's `docker-registry` on a loopback port, with one image.
 
-use std::{net::TcpListener, process::Child, time::Duration};
+use std::{net::TcpStream, process::Child, time::Duration};
 
 use super::engine::Engine;
 
@@ -14,7 +14,9 @@ impl Registry {
     /// `None`, and says so, where it is not installed.
     pub async fn with(engine: &Engine) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        // Below those that the kernel and the engine give away, so that nobody gets it in between.
+        let mut ports = (10_000..30_000).cycle().skip(std::process::id() as usize % 20_000);
+        let port = ports.find(|port: &u16| TcpStream::connect(("127.0.0.1", *port)).is_err()).unwrap();
         let data = dir.path().join("data");
         let config = format!(
             "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n",

@@ -86,7 +86,7 @@ pub(super) async fn stage(address: IpAddr, settings: IngressSettings) -> Stage {
         ("gone", at(Reach::Gone)),
     ]);
     let known = Arc::new(Known { targets, ..Known::default() });
-    let forwarder = Forwarder::new(Limits { response_head: Duration::from_millis(500), ..Limits::default() });
+    let forwarder = Forwarder::new(Limits { response_head: Duration::from_secs(2), ..Limits::default() });
     let state = IngressState::new(Arc::clone(&known) as Arc<dyn Lookup>, forwarder.clone(), settings);
     let handler = move |request: Request| proxy_handler(state.clone(), request);
     let app = Router::new()

@@ -161,6 +161,7 @@ async fn the_last_sandbox_to_go_takes_the_build_along_that_only_it_wanted() {
     for id in &ids {
         all.until(id, "image_building").await;
     }
+    all.stage.when("the setup runs", |stage| stage.inside.times("setup.sh") == 1).await;
     let build = all.builds().await[0]["id"].as_str().unwrap().to_owned();
     let path = format!("/v1/image-builds/{build}");
     all.delete(&ids[0]).await;

@@ -166,12 +166,12 @@ fn an_enforcer_that_dies_is_started_again_in_its_place() {
 #[test]
 fn an_enforcer_that_does_not_enforce_fails_the_create() {
     let stage = stage();
-    for (mode, expected) in [
-        ("silent", "it did not enforce the policy within 0.5 s"),
-        ("ends", "it ended before it enforced the policy: no rules; here"),
+    for (mode, ready_within_ms, expected) in [
+        ("silent", 500, "it did not enforce the policy within 0.5 s"),
+        ("ends", 20_000, "it ended before it enforced the policy: no rules; here"),
     ] {
         let mut spec = stage.spec();
-        spec.egress = Some(egress(mode));
+        spec.egress = Some(EgressSpec { ready_within_ms, ..egress(mode) });
         let (phase, message) = stage.create(spec).err().unwrap();
         assert_eq!(phase, "egress", "{message}");
         assert!(message.contains(expected), "{message}");

@@ -307,18 +307,20 @@ fn pause_and_resume_stop_and_continue_everything() {
     assert!(client.request(&Request::Pause).unwrap().state.unwrap().paused);
     assert!(client.request(&Request::Pause).unwrap().ok, "pausing twice is fine");
     let address = boxed.address();
+    let (asked, waiting) = std::sync::mpsc::channel();
     let probe = std::thread::spawn(move || {
         use std::io::{Read, Write};
         let mut stream = std::net::TcpStream::connect((address, crate::stage::PORT)).unwrap();
         stream.write_all(b"echo hello\n").unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         let early = stream.read(&mut [0; 64]).is_ok();
-        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        asked.send(()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut late = String::new();
         stream.read_to_string(&mut late).unwrap();
         (early, late)
     });
-    std::thread::sleep(Duration::from_millis(150));
+    waiting.recv().unwrap();
     assert!(!client.request(&Request::Resume).unwrap().state.unwrap().paused);
     let (early, late) = probe.join().unwrap();
     assert!(!early && late.starts_with("hello"), "{early} {late}");
@@ -362,7 +364,7 @@ fn removal_gives_the_agent_its_grace() {
 fn the_backstop_removes_a_box_that_nobody_removed() {
     let stage = stage();
     // Long enough for three creates and a subscription on a busy machine.
-    let facts = MutableFacts { expires_at_ms: Some(now_ms() + 3_000), ..MutableFacts::default() };
+    let facts = MutableFacts { expires_at_ms: Some(now_ms() + 8_000), ..MutableFacts::default() };
     let boxed = stage.create_with(stage.spec(), &facts).unwrap_or_else(|error| panic!("{error:?}"));
     let renewed = stage.create_with(stage.spec(), &facts).unwrap_or_else(|error| panic!("{error:?}"));
     let unheard = stage.create_with(stage.spec(), &facts).unwrap_or_else(|error| panic!("{error:?}"));
@@ -489,7 +491,7 @@ fn boxes_outlive_the_server() {
     eventually("the zygote has ended", || !Path::new(&format!("/proc/{pid}/exe")).exists());
     assert!(shim_alive(&boxed.dir).unwrap());
     assert_eq!(boxed.run("echo alive").0, "alive");
-    let mut client = Client::connect(&boxed.dir, Duration::from_secs(5)).unwrap();
+    let mut client = Client::connect(&boxed.dir, Duration::from_secs(60)).unwrap();
     assert_eq!(client.request(&Request::State).unwrap().state.unwrap().phase, Phase::Running);
 }
 

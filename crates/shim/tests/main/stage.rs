@@ -36,6 +36,8 @@ pub struct Stage {
 
 static CURRENT: Mutex<Weak<Stage>> = Mutex::new(Weak::new());
 static NUMBER: AtomicU32 = AtomicU32::new(2);
+/// How often it was set up: while one is taken down, another may be set up already.
+static SET_UP: AtomicU32 = AtomicU32::new(0);
 
 pub fn stage() -> Arc<Stage> {
     let mut current = CURRENT.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -53,13 +55,14 @@ impl Stage {
             rustix::process::geteuid().is_root(),
             "these tests need root: they make namespaces and mounts"
         );
-        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}", std::process::id()));
+        let time = SET_UP.fetch_add(1, Ordering::Relaxed);
+        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}-{time}", std::process::id()));
         let _ = fs::remove_dir_all(&home);
         fs::create_dir_all(home.join("sandboxes")).unwrap();
         fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).unwrap();
         let image = home.join("image");
         lay_out_busybox(&image);
-        let prefix = format!("sgt{:04x}", std::process::id() & 0xffff);
+        let prefix = format!("sgt{:04x}{:02x}", std::process::id() & 0xffff, time & 0xff);
         let candidates: Vec<Subnet> = (213..240)
             .map(|third| Subnet { address: Ipv4Addr::new(10, 213, third, 0), prefix_len: 24 })
             .collect();
@@ -76,7 +79,8 @@ impl Stage {
         let address = Ipv4Addr::new(octets[0], octets[1], octets[2], (number % 250 + 2) as u8);
         BoxSpec {
             version: 1,
-            id: format!("{}-{number}", self.prefix),
+            // Of one length: traces are found by it, and none is the beginning of another.
+            id: format!("{}-{number:05}", self.prefix),
             generation: 1,
             created_at_ms: 0,
             hostname: format!("box{number}"),
@@ -98,7 +102,7 @@ impl Stage {
                 env: vec![
                     ("PATH".into(), "/bin:/sbin".into()),
                     ("HOME".into(), "/root".into()),
-                    ("OPENSANDBOX_ID".into(), format!("{}-{number}", self.prefix)),
+                    ("OPENSANDBOX_ID".into(), format!("{}-{number:05}", self.prefix)),
                 ],
                 cwd: "/".into(),
                 user: String::new(),
@@ -177,7 +181,7 @@ impl TestBox {
     }
 
     pub fn client(&self) -> Client {
-        Client::connect(&self.dir, Duration::from_secs(15)).unwrap()
+        Client::connect(&self.dir, Duration::from_secs(60)).unwrap()
     }
 
     pub fn ask(&self, request: Request) -> Response {
@@ -195,7 +199,7 @@ impl TestBox {
 
     pub fn try_run(&self, command: &str) -> std::io::Result<(String, i32)> {
         let address = SocketAddr::from((self.address(), PORT));
-        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(20))?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         stream.write_all(format!("{command}\n").as_bytes())?;
         let mut bytes = Vec::new();
@@ -277,7 +281,7 @@ pub fn traces(spec: &BoxSpec, dir: &Path) -> Vec<String> {
 }
 
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < deadline, "never happened: {what}");
         std::thread::sleep(Duration::from_millis(2));

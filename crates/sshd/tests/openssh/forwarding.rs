@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use sandglass_sshd::{Forwarding, Limits};
 
@@ -29,8 +30,17 @@ fn echo_server() -> u16 {
     port
 }
 
+/// Below those that the kernel gives away by itself, so that nobody gets it in between. Not found out by listening: a closed socket
+/// lives on for a moment in a child that another test starts just then.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let number = u32::from(NEXT.fetch_add(1, Ordering::Relaxed)) + std::process::id() * 500;
+        let port = u16::try_from(10_000 + number % 20_000).unwrap();
+        if TcpStream::connect(("127.0.0.1", port)).is_err() {
+            return port;
+        }
+    }
 }
 
 /// A client that only forwards; ended when dropped.

@@ -58,6 +58,17 @@ impl Sandbox {
             .unwrap_or_else(|_| panic!("{wanted:?}: {:?}", snapshot()));
     }
 
+    /// Waits until this much was written.
+    async fn said(&self, source: &str, bytes: u64) {
+        let mut changed = self.ports.logs.changed();
+        let said = async {
+            while self.ports.logs.extent(source).is_none_or(|extent| extent.end < bytes) {
+                changed.changed().await.unwrap();
+            }
+        };
+        tokio::time::timeout(PATIENCE, said).await.unwrap();
+    }
+
     async fn restarted(&self, name: &str, count: u64) {
         let mut changed = self.services.changed();
         let restarted = async {
@@ -110,6 +121,7 @@ async fn a_killed_service_comes_back() {
     sandbox.services.start("web").await.unwrap();
     for count in 1..=2 {
         sandbox.reaches("web", State::Ready).await;
+        sandbox.said("service.web", 3 * count).await;
         sandbox.spawn.signal(sandbox.spawn.last(), Signal::Kill);
         sandbox.restarted("web", count).await;
         let snapshot = sandbox.services.snapshot("web").unwrap();
@@ -120,6 +132,7 @@ async fn a_killed_service_comes_back() {
         assert_eq!(snapshot.last_exit, Some(Exit::Signal(9)));
     }
     assert_eq!(sandbox.spawn.count(), 3);
+    sandbox.said("service.web", 9).await;
     sandbox.services.stop_all(Duration::from_secs(30)).await;
     assert!(!sandbox.spawn.anybody_left());
     // The output of all three is there, and still is for whoever comes later.
@@ -138,6 +151,8 @@ async fn who_ignores_the_request_is_killed_with_its_children() {
     sandbox.services.add(ServiceDefinition::new("stubborn", shell(STUBBORN))).unwrap();
     sandbox.services.start("stubborn").await.unwrap();
     sandbox.reaches("stubborn", State::Ready).await;
+    // By then it ignores it.
+    sandbox.said("service.stubborn", 6).await;
     sandbox.services.stop_all(Duration::from_millis(300)).await;
     assert!(!sandbox.spawn.anybody_left());
     let snapshot = sandbox.services.snapshot("stubborn").unwrap();
@@ -159,7 +174,7 @@ async fn a_silent_hook_is_ended_and_quoted_and_a_talking_one_is_not() {
     assert!(!sandbox.spawn.anybody_left());
 
     let sandbox = Sandbox::new();
-    let talking = hook("for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do echo $i; sleep 0.2; done", 2);
+    let talking = hook("for i in $(seq 25); do echo $i; sleep 0.2; done", 4);
     assert_eq!(sandbox.boot(talking, CancellationToken::new()).await, Outcome::Ready { warnings: vec![] });
 }
 
@@ -184,14 +199,7 @@ async fn what_a_good_hook_left_in_the_background_goes_on_and_may_write() {
     let script = format!("(sleep 0.3; echo late; echo done > {}) & echo early", mark.display());
     let plan = json!({ "start": [{ "label": "web", "command": ["sh", "-c", script] }] });
     assert_eq!(sandbox.boot(plan, CancellationToken::new()).await, Outcome::Ready { warnings: vec![] });
-    let mut changed = sandbox.ports.logs.changed();
-    let logs = &sandbox.ports.logs;
-    let late = async {
-        while logs.extent("boot.start.web").is_none_or(|extent| extent.end < 11) {
-            changed.changed().await.unwrap();
-        }
-    };
-    tokio::time::timeout(PATIENCE, late).await.unwrap();
+    sandbox.said("boot.start.web", 11).await;
 }
 
 #[tokio::test]
@@ -261,7 +269,7 @@ async fn each_kind_of_probe_tells_whether_a_service_answers() {
         let probe = Probe { check: check.clone(), interval_seconds: 1, timeout_seconds: 30, threshold: 3 };
         let definition = ServiceDefinition {
             probe: Some(probe),
-            ready_seconds: if *name == "broken" { 1 } else { 60 },
+            ready_seconds: if *name == "broken" { 5 } else { 60 },
             ..ServiceDefinition::new(*name, shell("exec sleep 1000"))
         };
         sandbox.services.add(definition).unwrap();
@@ -271,7 +279,7 @@ async fn each_kind_of_probe_tells_whether_a_service_answers() {
         if *name == "broken" {
             sandbox.reaches(name, State::Restarting).await;
             let error = sandbox.services.snapshot(name).unwrap().last_error.unwrap();
-            assert_eq!(error, "not ready within 1 s: GET /: status 500");
+            assert_eq!(error, "not ready within 5 s: GET /: status 500");
             continue;
         }
         if *name == "exec" {

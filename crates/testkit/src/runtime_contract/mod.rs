@@ -26,7 +26,7 @@ use sandglass_sandbox::{
 use tokio::time::timeout;
 
 /// How long a change may take to be told.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What is under test.
 #[derive(Clone)]

@@ -44,7 +44,7 @@ async fn who_does_not_pass_wakes_nobody() {
 
 #[tokio::test]
 async fn waiting_is_bounded_in_time_and_number() {
-    let brief = Park { patience: Duration::from_millis(50), most: 64 };
+    let brief = Park { patience: Duration::from_secs(1), most: 64 };
     let stage =
         Stage::with(42, RouteFrom::HeaderOrHost, |s| GatewaySettings { park: Some(brief), ..s }).await;
     let route = format!("asleep-{}", stage.port);

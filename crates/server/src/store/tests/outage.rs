@@ -50,8 +50,8 @@ impl Door {
 
     fn config(&self) -> StoreConfig {
         let mut config = postgres(self.address.clone());
-        config.postgresql.connect_timeout = Duration::from_secs(1);
-        config.postgresql.pool_timeout = Duration::from_secs(1);
+        config.postgresql.connect_timeout = Duration::from_secs(3);
+        config.postgresql.pool_timeout = Duration::from_secs(3);
         config
     }
 }
@@ -133,7 +133,7 @@ async fn a_server_without_free_connections_is_unavailable_until_one_is_free() {
     sqlx::raw_sql(AssertSqlSafe(make)).execute(&mut admin).await.unwrap();
     let own = dsn(&config).to_owned();
     config.postgresql.dsn = Some(Secret::new(with(&own, &format!("user={role}"))));
-    config.postgresql.pool_timeout = Duration::from_secs(1);
+    config.postgresql.pool_timeout = Duration::from_secs(3);
     config.postgresql.min_pool_size = 0;
     let store = SqlStore::open(&config).await.unwrap();
     eventually(&store).await;
