@@ -145,12 +145,15 @@ impl Terminal {
                 }
             }
         };
-        let limit = Instant::now() + BUSY_GRACE;
+        let mut limit = Instant::now() + BUSY_GRACE;
         while Instant::now() < limit {
             let read = tokio::time::timeout(IDLE_GRACE, read_any(&mut sources, &mut buffer)).await;
             let Ok(Some((origin, count))) = read else { break };
             self.append(origin, &buffer[..count]);
+            // What readers take their time for is no output that is late.
+            let paused = Instant::now();
             self.room().await;
+            limit += paused.elapsed();
         }
         let code = match ended {
             Ok(Exit::Code(code)) => code,
