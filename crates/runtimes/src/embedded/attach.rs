@@ -286,7 +286,7 @@ fn began(dir: &Path) -> bool {
 }
 
 /// Whether a shim holds the directory. Unknown counts as alive: tearing down under a living shim would be worse than asking again.
-async fn shim_lives(dir: &Path) -> bool {
+pub(super) async fn shim_lives(dir: &Path) -> bool {
     let dir = dir.to_path_buf();
     tokio::task::spawn_blocking(move || sandglass_shim::shim_alive(&dir).unwrap_or(true))
         .await

@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     EmbeddedRuntime, Shared,
-    attach::describe,
+    attach::{describe, shim_lives},
     boxes::{Known, history, since},
     control::{Channel, ask},
     plan::{About, facts_for_shim},
@@ -40,6 +40,9 @@ const REACH_ATTEMPTS: u32 = 200;
 const REACH_ATTEMPT: Duration = Duration::from_millis(20);
 /// After this many attempts in vain it is asked whether the box still runs.
 const LOOK_EVERY: u32 = 4;
+/// How long a box that is being started may take until its shim can be asked to end it, and how often it is tried.
+const STARTING: Duration = Duration::from_secs(20);
+const ASK_AGAIN: Duration = Duration::from_millis(10);
 /// The name of the image made from the host's own files.
 const HOST_IMAGE: &str = "host";
 
@@ -87,6 +90,22 @@ impl<'a> Busy<'a> {
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         self.0.busy().remove(&self.1);
+    }
+}
+
+/// Has the shim of a directory end its box. Success where no shim can be asked, or it died on the way: what it has not done is the caller's.
+async fn end_by_shim(dir: &Path, grace: Duration) -> Result<(), RuntimeError> {
+    let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+    match ask(dir, &Request::Remove { grace_ms }).await {
+        Ok(answer) if answer.ok => Ok(()),
+        Ok(answer) => {
+            let message = answer.message.unwrap_or_else(|| "refused without a reason".into());
+            Err(error(RuntimeErrorKind::Failed, "teardown", message))
+        }
+        Err(e) if e.kind() == io::ErrorKind::TimedOut => {
+            Err(error(RuntimeErrorKind::Failed, "teardown", "the shim did not finish in time"))
+        }
+        Err(_) => Ok(()),
     }
 }
 
@@ -375,31 +394,23 @@ impl Runtime for EmbeddedRuntime {
         let shared = &self.shared;
         let dir = shared.dir(id);
         let _busy = Busy::mark(shared, id);
-        if dir.exists() {
-            let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-            match ask(&dir, &Request::Remove { grace_ms }).await {
-                Ok(answer) if answer.ok => {}
-                Ok(answer) => {
-                    let message = answer.message.unwrap_or_else(|| "refused without a reason".into());
-                    return Err(error(RuntimeErrorKind::Failed, "teardown", message));
-                }
-                Err(e) if e.kind() == io::ErrorKind::TimedOut => {
-                    return Err(error(
-                        RuntimeErrorKind::Failed,
-                        "teardown",
-                        "the shim did not finish in time",
-                    ));
-                }
-                // No shim, or it died on the way: what it has not done is done here.
-                Err(_) => {}
+        if !dir.exists() {
+            shared.end_without_directory(id).await?;
+        }
+        let deadline = tokio::time::Instant::now() + STARTING;
+        while dir.exists() {
+            end_by_shim(&dir, grace).await?;
+            if !dir.exists() || shared.clear(id).await.is_ok() {
+                break;
             }
-            if dir.exists() && shared.clear(id).await.is_err() {
-                // A shim that lives but cannot be asked, because its socket is gone.
+            // A shim that lives but cannot be asked: of a box that is being started its socket is not there yet, of another one it is gone.
+            let known = shared.boxes.lock().contains_key(&id);
+            if known || tokio::time::Instant::now() >= deadline || !shim_lives(&dir).await {
                 shared.end_without_directory(id).await?;
                 shared.clear(id).await?;
+                break;
             }
-        } else {
-            shared.end_without_directory(id).await?;
+            tokio::time::sleep(ASK_AGAIN).await;
         }
         shared.forget(id);
         Ok(())

@@ -135,7 +135,7 @@ pub(super) async fn twenty_boxes_start_at_once(subject: &Subject) {
 
 /// Whichever came first: what `start` answered is so, and a removal afterwards leaves nothing.
 pub(super) async fn removing_while_starting_leaves_one_truth(subject: &Subject) {
-    for delay in [0, 20, 60, 150] {
+    for delay in [0, 5, 10, 15, 20, 30, 40, 60, 150] {
         let (id, plan) = (SandboxId::random(), plan(subject, IDLE));
         let remove = async {
             tokio::time::sleep(Duration::from_millis(delay)).await;
