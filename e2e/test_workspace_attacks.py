@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import git_image
-from stack import free_port, wait_for
+from stack import free_port
 from workspace_stacks import client_of, embedded
 from workspaces import QUICK_AGENT
 
@@ -75,28 +75,44 @@ def prebuild(spaces, repository, **more):
     return answer.json()["id"]
 
 
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
+SHAPE = "X-Hub-Signature-256: sha256=" + "0" * 64
+
+
+def push_status(stack, identity):
+    """Of a push that the prebuild's host signed."""
+    signed = "sha256=" + hmac.new(b"shh-shh-shh", b"{}", hashlib.sha256).hexdigest()
+    with httpx.Client(base_url=stack.url, timeout=PATIENCE) as host:
+        path = f"/v1/prebuilds/{identity}/webhook"
+        return host.post(path, content=b"{}", headers={"X-Hub-Signature-256": signed}).status_code
+
+
 def test_pushes_of_nobody_take_no_memory(spaces, stack, git):
     identity = prebuild(spaces, git.repository({"README": "x\n"}))
-    shape = "X-Hub-Signature-256: sha256=" + "0" * 64
     before = resident(stack)
-    unknown = "00000000-0000-4000-8000-000000000000"
-    for path, headers in [(unknown, [shape]), (identity, []), (identity, [shape])]:
+    for path, headers in [(UNKNOWN, [SHAPE]), (identity, []), (identity, [SHAPE])]:
         many = [hanging(stack.port, f"/v1/prebuilds/{path}/webhook", 5 * MIB, *headers, sent=4 * MIB) for _ in range(60)]
         grown = resident(stack) - before
-        statuses = [] if headers and path == identity else [status_of(connection) for connection in many]
+        statuses = [] if headers else [status_of(connection) for connection in many]
         for connection in many:
             connection.close()
         assert set(statuses) <= {401}, statuses
         # Two hundred and forty came.
         assert grown < 96 * MIB, f"{grown // MIB} MiB"
-    signed = "sha256=" + hmac.new(b"shh-shh-shh", b"{}", hashlib.sha256).hexdigest()
+    assert push_status(stack, identity) == 202
+    assert spaces.http.delete(f"/v1/prebuilds/{identity}").status_code == 204
 
-    def taken():
-        with httpx.Client(base_url=stack.url, timeout=PATIENCE) as host:
-            path = f"/v1/prebuilds/{identity}/webhook"
-            return host.post(path, content=b"{}", headers={"X-Hub-Signature-256": signed}).status_code == 202
 
-    assert wait_for(taken, PATIENCE), "a push that is signed is taken"
+def test_pushes_that_hang_keep_no_host_out_and_tell_nothing(spaces, stack, git):
+    identity = prebuild(spaces, git.repository({"README": "x\n"}))
+    for path in (identity, UNKNOWN):
+        many = [hanging(stack.port, f"/v1/prebuilds/{path}/webhook", 100, SHAPE) for _ in range(200)]
+        # At once, not when theirs are given up.
+        assert push_status(stack, identity) == 202
+        # Those that gave way to newer ones, and those whose time was over.
+        statuses = [status_of(connection) for connection in many]
+        assert set(statuses) == {503, 408}, statuses
+        assert statuses.count(408) < 64, statuses
     assert spaces.http.delete(f"/v1/prebuilds/{identity}").status_code == 204
 
 

@@ -167,25 +167,43 @@ fn of_build(failure: &Failure) -> DockerfileError {
     }
 }
 
+/// What the engine or a registry says when it is short of something for a while.
+const PASSING: &[&str] = &[
+    "no space left on device",
+    "timeout",
+    "timed out",
+    "connection refused",
+    "connection reset",
+    "temporary failure",
+    "no such host",
+    "service unavailable",
+    "internal server error",
+    "toomanyrequests",
+    "too many requests",
+    "context canceled",
+    "unexpected eof",
+];
+
+/// What the engine says when somebody removed an image, a layer or a container that the builder was at work on. An image that never was is
+/// asked of its registry first, which says something else.
+const VANISHED: &[&str] = &[
+    "no such image",
+    "unable to find image",
+    "unknown parent image id",
+    "unrecognized image id",
+    // The image's description.
+    "failed to get digest sha256:",
+    "failed to get layer",
+    "layer does not exist",
+    "parent snapshot",
+    "no such container",
+    "container not found",
+];
+
 /// Failures that another attempt may not have.
 fn is_of_engine(message: &str) -> bool {
     let message = message.to_ascii_lowercase();
-    let passing = [
-        "no space left on device",
-        "timeout",
-        "timed out",
-        "connection refused",
-        "connection reset",
-        "temporary failure",
-        "no such host",
-        "service unavailable",
-        "internal server error",
-        "toomanyrequests",
-        "too many requests",
-        "context canceled",
-        "unexpected eof",
-    ];
-    exit_code(&message).is_none() && passing.iter().any(|text| message.contains(text))
+    exit_code(&message).is_none() && PASSING.iter().chain(VANISHED).any(|text| message.contains(text))
 }
 
 /// From `The command '/bin/sh -c false' returned a non-zero code: 1`.
@@ -280,5 +298,38 @@ mod tests {
         let refused = |status, message: &str| of_build(&Failure::Refused { status, message: message.into() });
         assert!(matches!(refused(400, "dockerfile parse error"), DockerfileError::Instruction { .. }));
         assert!(matches!(refused(503, "away"), DockerfileError::Engine(_)));
+    }
+    #[test]
+    fn what_somebody_removed_under_the_builder_is_no_fault_of_the_dockerfile() {
+        let id = "sha256:24b9ba7e5e60d53deae385425d7658e4eb1d3a6a0977bff0345310c4974a6f60";
+        let is_engines =
+            |message: &str| matches!(of_build(&Failure::Midway(message.into())), DockerfileError::Engine(_));
+        for gone in [
+            "No such image: {}",
+            "No such image: base:latest",
+            "failed to get destination image \"{}\": No such image: {}",
+            "invalid from flag value tools: No such image: {}",
+            "unable to find image \"{}\"",
+            "unknown parent image ID {}",
+            "failed to export image: failed to set parent {}: unknown parent image ID {}",
+            "failed to export image: failed to create image: failed to get layer {}: layer does not exist",
+            "failed to get layer for image {}: layer does not exist",
+            "layer does not exist",
+            "failed to get digest {}: open /var/lib/docker/image/overlay2/imagedb/content/sha256/24b9: no such file or directory",
+            "No such container: 996e253cd45a",
+            "container not found: 996e253cd45a",
+        ] {
+            assert!(is_engines(&gone.replace("{}", id)), "{gone}");
+        }
+        for own in [
+            "manifest for base:nope not found: manifest unknown: manifest unknown",
+            "pull access denied for nope, repository does not exist or may require 'docker login': denied: requested access to the resource is denied",
+            "COPY failed: file not found in build context or excluded by .dockerignore: stat x: file does not exist",
+            "invalid from flag value nope: pull access denied for nope, repository does not exist or may require 'docker login'",
+            // What a command says is its own matter.
+            "The command '/bin/sh -c docker run x # No such image: x' returned a non-zero code: 125",
+        ] {
+            assert!(!is_engines(own), "{own}");
+        }
     }
 }

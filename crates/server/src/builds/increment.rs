@@ -3,7 +3,9 @@
 //! Only the commits differ then: everything that the recipe reads is part of what such images have in common.
 
 use std::{
+    fmt::Write as _,
     io,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -20,12 +22,16 @@ use super::{
     engine::SandboxEngine,
 };
 
-/// The names of the files that a checkout consists of, below it.
+/// The names of the files that a checkout consists of, below it; see [`names`].
 pub(super) const SOURCES: &str = ".git/sandglass-sources";
 /// Takes away what the new sources do not have, folders that get empty by it, and git's own files. Fails where the names are not known.
-const CLEAR: &str = r#"cd "$0" && [ -f .git/sandglass-sources ] || exit 3
-awk 'NR==FNR{kept[$0];next} !($0 in kept)' "$1" .git/sandglass-sources >"$1.gone" || exit 3
+/// The shell is to see bytes in names, not letters.
+const CLEAR: &str = r#"export LC_ALL=C
+cd "$0" && [ -f .git/sandglass-sources ] || exit 3
+awk 'FILENAME==ARGV[1]{kept[$0];next} !($0 in kept)' "$1" .git/sandglass-sources >"$1.gone" || exit 3
 while IFS= read -r name; do
+  # A line feed at the end would be lost.
+  case $name in *\\*) name=$(printf '%b.' "$name"); name=${name%.} ;; esac
   rm -f -- "$name"
   while case $name in */*) ;; *) false ;; esac; do
     name=${name%/*}
@@ -90,7 +96,8 @@ impl SandboxEngine {
     }
 }
 
-/// Every file and link of a checkout, one a line, but for git's own. A name that cannot be told in a line stays in the image.
+/// Every file and link of a checkout, one a line, but for git's own. What is no printable ASCII, and the backslash, is `\0` and the three octal
+/// digits of the byte, as `printf %b` reads it: any name is one line, and shells and `awk` of every image and locale have the same idea of it.
 pub(super) fn names(folder: &Path) -> io::Result<String> {
     let mut all = String::new();
     let mut waiting = vec![PathBuf::new()];
@@ -103,10 +110,8 @@ pub(super) fn names(folder: &Path) -> io::Result<String> {
             }
             if entry.file_type()?.is_dir() {
                 waiting.push(path);
-            } else if let Some(name) = path.to_str()
-                && !name.contains('\n')
-            {
-                all.push_str(name);
+            } else {
+                push_name(&mut all, path.as_os_str().as_bytes());
                 all.push('\n');
             }
         }
@@ -114,9 +119,18 @@ pub(super) fn names(folder: &Path) -> io::Result<String> {
     Ok(all)
 }
 
+fn push_name(all: &mut String, name: &[u8]) {
+    for byte in name {
+        match byte {
+            b' '..=b'~' if *byte != b'\\' => all.push(char::from(*byte)),
+            _ => write!(all, "\\0{byte:03o}").expect("a string takes everything"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{fs, process::Command};
+    use std::{ffi::OsStr, fs, process::Command};
 
     use super::*;
 
@@ -130,6 +144,10 @@ mod tests {
         let mut all: Vec<String> = names(folder).unwrap().lines().map(str::to_owned).collect();
         all.sort();
         all
+    }
+
+    fn run_clear(place: &Path, list: &Path) -> Option<i32> {
+        Command::new("/bin/sh").args(["-c", CLEAR]).arg(place).arg(list).status().unwrap().code()
     }
 
     #[test]
@@ -150,10 +168,7 @@ mod tests {
         }
         let list = dir.path().join("list");
         fs::write(&list, names(&new).unwrap()).unwrap();
-        let clear = |place: &Path| {
-            let ran = Command::new("/bin/sh").args(["-c", CLEAR]).arg(place).arg(&list).status();
-            ran.unwrap().code()
-        };
+        let clear = |place: &Path| run_clear(place, &list);
         assert_eq!(clear(&old), Some(0));
         assert_eq!(sorted(&old), ["half/made", "kept", "node_modules/x"]);
         assert!(!old.join(".git").exists() && !old.join("deep").exists() && !old.join("was_folder").exists());
@@ -161,5 +176,67 @@ mod tests {
         assert_eq!(clear(&old), Some(3));
         assert_eq!(clear(&dir.path().join("none")), Some(3));
         assert!(old.join("kept").exists());
+    }
+    #[test]
+    fn names_are_taken_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, new) = (dir.path().join("old"), dir.path().join("new"));
+        let put = |folder: &Path, name: &[u8]| {
+            let path = folder.join(OsStr::from_bytes(name));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        };
+        let gone: &[&[u8]] = &[
+            b"line\nfeed",
+            b"at its end\n",
+            b"\n\n",
+            b"'single' \"double\"",
+            b"back\\slash",
+            b"\\",
+            b"\\0101",
+            b"\\n",
+            b"\\c",
+            b"--",
+            b"-rf",
+            b"--help",
+            b"  spaces  ",
+            b"*",
+            b"$(touch x) `touch x` ; #",
+            b"\xff\xfe",
+            "\u{e4}".as_bytes(),
+            b"\x01\x7f\t\r",
+            b"folder \n\\\xff/-n\n",
+        ];
+        // What a name would be that was read otherwise.
+        let kept: &[&[u8]] =
+            &[b"line", b"feed", b"at its end", b"A", b"backslash", b"spaces", b"\xff", b"-", b"\xc3"];
+        for name in gone.iter().chain(kept) {
+            put(&old, name);
+        }
+        for name in kept {
+            put(&new, name);
+        }
+        let told = names(&old).unwrap();
+        assert!(told.is_ascii());
+        assert_eq!(told.lines().count(), gone.len() + kept.len());
+        put(&old, SOURCES.as_bytes());
+        fs::write(old.join(SOURCES), told).unwrap();
+        let list = dir.path().join("list");
+        fs::write(&list, names(&new).unwrap()).unwrap();
+        assert_eq!(run_clear(&old, &list), Some(0));
+        assert_eq!(sorted(&old), sorted(&new));
+        assert_eq!(fs::read_dir(&old).unwrap().count(), kept.len(), "no folder is left either");
+    }
+
+    #[test]
+    fn a_commit_may_take_everything_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, list) = (dir.path().join("old"), dir.path().join("list"));
+        write(&old, "gone");
+        write(&old, SOURCES);
+        fs::write(old.join(SOURCES), "gone\n").unwrap();
+        fs::write(&list, "").unwrap();
+        assert_eq!(run_clear(&old, &list), Some(0));
+        assert!(sorted(&old).is_empty());
     }
 }

@@ -31,6 +31,7 @@ mod locate;
 mod orders;
 mod ownership;
 mod prebuilds;
+mod push_places;
 mod pushes;
 mod redaction;
 mod sanitise;
@@ -60,6 +61,7 @@ use sandglass_repository::{
 
 pub use orders::{Order, Want, reason};
 pub use prebuilds::PrebuildSource;
+pub use push_places::{PushPlace, PushPlaces};
 pub use pushes::{Push, Pushed, Webhook};
 pub(crate) use set_up::SCRIPT;
 pub(crate) use start::check_platform;

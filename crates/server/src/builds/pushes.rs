@@ -1,25 +1,24 @@
-//! Pushes that code hosts tell prebuilds of: who may, and how many at a time.
+//! Pushes that code hosts tell prebuilds of: whether who sent one knows the prebuild's secret.
 //!
-//! Anybody reaches this without a key. Invariant: what a push costs before its signature is known is one place and what the hash of its body keeps.
+//! Anybody reaches this without a key. Invariant: what a push costs before its signature is known is what the hash of its body keeps, and a
+//! prebuild without a secret, or that is not there, is told from others by nobody who does not know the secret.
 
 use std::{
-    collections::BTreeMap,
     fs, io,
+    net::IpAddr,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
 };
 
 use sandglass_builds::PrebuildId;
 use sandglass_webhooks::HmacSha256;
 use subtle::ConstantTimeEq;
 
-use super::Builds;
+use super::{
+    Builds,
+    push_places::{PushPlace, PushPlaces},
+};
 
-/// Bodies of one prebuild that are read at a time, so that nobody who knows one id keeps the others' hosts out.
-const MOST_OF_ONE: usize = 8;
-/// Bodies of all prebuilds that are read at a time.
-const MOST: usize = 64;
 /// Hexadecimal digits of a signature.
 const DIGITS: usize = 64;
 
@@ -37,14 +36,12 @@ pub enum Webhook<'a> {
 /// What is known of a push before its body is read.
 #[derive(Debug)]
 pub enum Pushed {
-    /// Whoever sent it does not know the secret, or there is none.
+    /// Whoever sent it does not know the secret.
     Unsigned,
     /// It is from somebody who knows the secret; the body does not matter.
     Signed,
     /// The body tells.
     Open(Box<Push>),
-    /// As many bodies as may are being read already.
-    Busy,
 }
 
 /// A push whose body is being read; nothing of it is kept.
@@ -52,7 +49,8 @@ pub enum Pushed {
 pub struct Push {
     hmac: HmacSha256,
     given: String,
-    _place: Place,
+    /// Without one the body is hashed all the same, for nothing.
+    has_secret: bool,
 }
 
 impl Push {
@@ -64,45 +62,8 @@ impl Push {
     /// Whether the body was signed with the prebuild's secret.
     pub fn signed(self) -> bool {
         let code: String = self.hmac.finish().iter().map(|byte| format!("{byte:02x}")).collect();
-        self.given.as_bytes().ct_eq(code.as_bytes()).into()
-    }
-}
-
-/// How many bodies are being read, by prebuild.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Places(Arc<Mutex<BTreeMap<PrebuildId, usize>>>);
-
-/// The right to read one body.
-#[derive(Debug)]
-struct Place {
-    of: Places,
-    id: PrebuildId,
-}
-
-impl Places {
-    fn take(&self, id: PrebuildId) -> Option<Place> {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.values().sum::<usize>() >= MOST {
-            return None;
-        }
-        let of_one = taken.entry(id).or_default();
-        if *of_one >= MOST_OF_ONE {
-            return None;
-        }
-        *of_one += 1;
-        Some(Place { of: self.clone(), id })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut taken = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(of_one) = taken.get_mut(&self.id) {
-            *of_one -= 1;
-            if *of_one == 0 {
-                taken.remove(&self.id);
-            }
-        }
+        let same: bool = self.given.as_bytes().ct_eq(code.as_bytes()).into();
+        same && self.has_secret
     }
 }
 
@@ -110,14 +71,14 @@ impl Drop for Place {
 #[derive(Debug, Clone)]
 pub(super) struct WebhookSecrets {
     folder: PathBuf,
-    places: Places,
+    places: PushPlaces,
 }
 
 impl WebhookSecrets {
     /// Blocking.
     pub(super) fn open(folder: PathBuf) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-        Ok(Self { folder, places: Places::default() })
+        Ok(Self { folder, places: PushPlaces::default() })
     }
 
     fn put(&self, id: PrebuildId, secret: &str) -> io::Result<()> {
@@ -146,11 +107,13 @@ impl WebhookSecrets {
     }
 
     fn open_push(&self, id: PrebuildId, webhook: &Webhook<'_>) -> io::Result<Pushed> {
-        let Some(secret) = self.get(id)? else { return Ok(Pushed::Unsigned) };
+        let secret = self.get(id)?;
+        let has_secret = secret.is_some();
+        let secret = secret.unwrap_or_default();
         let given = match webhook {
             Webhook::Token(token) => {
                 let same: bool = token.as_bytes().ct_eq(secret.as_bytes()).into();
-                return Ok(if same { Pushed::Signed } else { Pushed::Unsigned });
+                return Ok(if same && has_secret { Pushed::Signed } else { Pushed::Unsigned });
             }
             Webhook::Prefixed(text) => text.strip_prefix("sha256=").unwrap_or_default(),
             Webhook::Bare(text) => text,
@@ -158,10 +121,8 @@ impl WebhookSecrets {
         if given.len() != DIGITS || !given.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Ok(Pushed::Unsigned);
         }
-        let Some(place) = self.places.take(id) else { return Ok(Pushed::Busy) };
         let hmac = HmacSha256::new(secret.as_bytes());
-        let push = Push { hmac, given: given.to_ascii_lowercase(), _place: place };
-        Ok(Pushed::Open(Box::new(push)))
+        Ok(Pushed::Open(Box::new(Push { hmac, given: given.to_ascii_lowercase(), has_secret })))
     }
 }
 
@@ -177,7 +138,12 @@ impl Builds {
         }
     }
 
-    /// Whether a push may be from somebody who knows the prebuild's secret. Blocking.
+    /// A place for a push from this address, before anything is looked up for it.
+    pub fn place_for_push(&self, from: Option<IpAddr>) -> PushPlace {
+        self.inner.webhooks.places.take(from)
+    }
+
+    /// Whether a push may be from somebody who knows the prebuild's secret; the same for prebuilds that are not there. Blocking.
     ///
     /// # Errors
     /// When the secret cannot be read.
@@ -210,7 +176,6 @@ mod tests {
             }
             Pushed::Signed => true,
             Pushed::Unsigned => false,
-            Pushed::Busy => panic!("nothing else is being read"),
         }
     }
 
@@ -241,34 +206,24 @@ mod tests {
         ] {
             assert!(matches!(secrets.open_push(id, &wrong), Ok(Pushed::Unsigned)), "{wrong:?}");
         }
-        let without = PrebuildId::random();
-        assert!(matches!(secrets.open_push(without, &Webhook::Bare(HEX)), Ok(Pushed::Unsigned)));
     }
 
     #[test]
-    fn few_bodies_are_read_at_a_time_and_one_prebuild_leaves_room_for_others() {
+    fn a_prebuild_without_a_secret_looks_like_any_other_and_takes_nothing() {
         let (_folder, secrets, id) = stage();
-        let other = PrebuildId::random();
-        secrets.put(other, SECRET).unwrap();
-        let open = |id| secrets.open_push(id, &Webhook::Bare(HEX)).unwrap();
-        let mut held: Vec<Pushed> = (0..MOST_OF_ONE).map(|_| open(id)).collect();
-        assert!(held.iter().all(|push| matches!(push, Pushed::Open(_))));
-        assert!(matches!(open(id), Pushed::Busy));
-        assert!(matches!(open(other), Pushed::Open(_)));
-        held.pop();
-        assert!(matches!(open(id), Pushed::Open(_)), "a body that was read makes room");
-        drop(held);
-        assert!(secrets.places.0.lock().unwrap().is_empty(), "nothing stays of what ended");
-
-        let all: Vec<Pushed> = (0..MOST / MOST_OF_ONE)
-            .flat_map(|_| {
-                let id = PrebuildId::random();
-                secrets.put(id, SECRET).unwrap();
-                (0..MOST_OF_ONE).map(move |_| id)
-            })
-            .map(open)
-            .collect();
-        assert!(all.iter().all(|push| matches!(push, Pushed::Open(_))));
-        assert!(matches!(open(id), Pushed::Busy));
+        let without = PrebuildId::random();
+        for signature in [HEX.to_owned(), "0".repeat(64)] {
+            for id in [id, without] {
+                let opened = secrets.open_push(id, &Webhook::Bare(&signature)).unwrap();
+                assert!(matches!(opened, Pushed::Open(_)), "{signature}");
+            }
+        }
+        // What is hashed for nothing has a key that everybody knows.
+        let code = sandglass_webhooks::hmac_sha256(b"", b"{}");
+        let known: String = code.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert!(!verifies(&secrets, without, &Webhook::Bare(&known), &[b"{}"]));
+        assert!(!verifies(&secrets, without, &Webhook::Token(""), &[]));
+        secrets.forget(id).unwrap();
+        assert!(!verifies(&secrets, id, &Webhook::Bare(HEX), &[b"Hello, World!"]));
     }
 }

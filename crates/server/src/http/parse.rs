@@ -19,7 +19,7 @@ use super::error::{ApiError, ApiResult, Code};
 pub const MAX_BODY_BYTES: usize = 1 << 20;
 
 /// How long a body of the API itself may take to arrive: it holds one of the server's slots meanwhile.
-pub(super) const BODY_PATIENCE: Duration = Duration::from_secs(20);
+const BODY_PATIENCE: Duration = Duration::from_secs(20);
 
 /// A request body as it arrived, with the type it claims to have.
 #[derive(Clone, Debug, Default)]

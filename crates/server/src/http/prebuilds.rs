@@ -128,7 +128,7 @@ async fn find(builds: &Builds, principal: &Principal, id: &str) -> ApiResult<Pre
 }
 
 /// Whoever's it is.
-pub(super) async fn any(builds: &Builds, id: &str) -> ApiResult<Prebuild> {
+async fn any(builds: &Builds, id: &str) -> ApiResult<Prebuild> {
     let id = id.parse().map_err(|_| absent(builds))?;
     let row = builds.store().prebuild(id).await.map_err(|error| of_build(error.into(), builds))?;
     row.ok_or_else(|| absent(builds))

@@ -1,4 +1,10 @@
-//! Pushes that code hosts tell prebuilds of. Anybody reaches this, so every check that needs no body comes before the body.
+//! Pushes that code hosts tell prebuilds of. Anybody reaches this, so nothing that a stranger does may keep the hosts out.
+//!
+//! Everybody gets a place, the one that waited longest loses its own when there are too many, and none has one for longer than hosts wait for an
+//! answer. Invariant: without the secret nobody can tell a prebuild that is not there from one that is. Both are looked up, read and hashed under
+//! the same bounds, and answered alike.
+
+use std::time::Duration;
 
 use axum::{
     body::Body,
@@ -6,19 +12,23 @@ use axum::{
 };
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body_util::BodyExt;
+use sandglass_sandbox::PrebuildId;
 
 use super::{
     App,
     build_errors::{builds, of_build, unavailable},
     error::{ApiError, ApiResult, Code},
-    parse::BODY_PATIENCE,
-    prebuilds,
 };
-use crate::builds::{Push, Pushed, Webhook};
+use crate::{
+    builds::{Builds, Prebuild, Push, PushPlace, Pushed, Webhook},
+    ingress::Observed,
+};
 
 /// Bytes of a body: pushes of large repositories are announced with all their commits.
 const PUSH: u64 = 5 << 20;
-/// Seconds after which there may be room for another push.
+/// For a push to be there and checked: the common hosts wait no longer for the answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Seconds after which a push that gave way may be sent again.
 const RETRY: u32 = 5;
 
 /// `POST /prebuilds/{id}/webhook`
@@ -35,53 +45,63 @@ pub async fn accept(
     if told_length(&head.headers).is_some_and(|length| length > PUSH) {
         return Err(too_large());
     }
-    // Nobody learns from the answer which prebuilds there are.
-    let row = prebuilds::any(&builds, &id).await.map_err(|error| match error.status {
-        StatusCode::NOT_FOUND => unsigned(),
-        _ => error,
-    })?;
-    let (handle, id) = (builds.clone(), row.id);
-    let opened = tokio::task::spawn_blocking(move || match webhook_of(&head.headers) {
-        Some(webhook) => handle.open_push(id, &webhook),
-        None => Ok(Pushed::Unsigned),
-    });
-    match opened.await {
-        Ok(Ok(Pushed::Signed)) => {}
-        Ok(Ok(Pushed::Open(push))) => read(push, body).await?,
-        Ok(Ok(Pushed::Unsigned)) => return Err(unsigned()),
-        Ok(Ok(Pushed::Busy)) => {
-            let busy = unavailable("too many pushes are being read at the moment; send it again");
-            return Err(busy.with_header(header::RETRY_AFTER, HeaderValue::from(RETRY)));
-        }
-        Ok(Err(error)) => {
-            tracing::warn!(%error, "the secret of a webhook cannot be read");
-            return Err(unavailable("the push cannot be checked at the moment"));
-        }
-        Err(_) => return Err(ApiError::internal()),
-    }
-    if row.enabled {
+    let Ok(id) = id.parse() else { return Err(unsigned()) };
+    let place = builds.place_for_push(Observed::of(&head.headers, &head.extensions).client);
+    let prebuild = in_time(place, check(&builds, id, (head.headers, body))).await?;
+    if prebuild.enabled {
         builds.driver().pushed(id).await.map_err(|error| of_build(error, &builds))?;
     }
     Ok(StatusCode::ACCEPTED)
 }
 
-/// Reads the body to its end and keeps nothing of it.
-async fn read(mut push: Box<Push>, mut body: Body) -> ApiResult<()> {
-    let whole = async {
-        let mut length = 0;
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|_| too_large())?;
-            let Ok(piece) = frame.into_data() else { continue };
-            length += piece.len() as u64;
-            if length > PUSH {
-                return Err(too_large());
-            }
-            push.update(&piece);
-        }
-        if push.signed() { Ok(()) } else { Err(unsigned()) }
-    };
+/// What comes of a push that is still read when its time is over, or its place needed.
+async fn in_time<T>(place: PushPlace, checked: impl Future<Output = ApiResult<T>>) -> ApiResult<T> {
     let late = |_| ApiError::new(Code::BodyTooSlow, "the push did not arrive in time");
-    tokio::time::timeout(BODY_PATIENCE, whole).await.map_err(late)?
+    tokio::select! {
+        // What is there already needs its place no more.
+        biased;
+        checked = tokio::time::timeout(PATIENCE, checked) => checked.map_err(late)?,
+        () = place.put_out() => {
+            let busy = unavailable("too many pushes are being read at the moment; send it again");
+            Err(busy.with_header(header::RETRY_AFTER, HeaderValue::from(RETRY)))
+        }
+    }
+}
+
+/// The prebuild whose secret the push was signed with.
+async fn check(builds: &Builds, id: PrebuildId, (headers, body): (HeaderMap, Body)) -> ApiResult<Prebuild> {
+    let row = builds.store().prebuild(id).await.map_err(|error| of_build(error.into(), builds))?;
+    let handle = builds.clone();
+    let opened = tokio::task::spawn_blocking(move || match webhook_of(&headers) {
+        Some(webhook) => handle.open_push(id, &webhook),
+        None => Ok(Pushed::Unsigned),
+    });
+    let signed = match opened.await {
+        Ok(Ok(Pushed::Signed)) => true,
+        Ok(Ok(Pushed::Open(push))) => read(push, body).await?,
+        Ok(Ok(Pushed::Unsigned)) => false,
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "the secret of a webhook cannot be read");
+            return Err(unavailable("the push cannot be checked at the moment"));
+        }
+        Err(_) => return Err(ApiError::internal()),
+    };
+    row.filter(|_| signed).ok_or_else(unsigned)
+}
+
+/// Reads the body to its end and keeps nothing of it. Whether it was signed.
+async fn read(mut push: Box<Push>, mut body: Body) -> ApiResult<bool> {
+    let mut length = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| too_large())?;
+        let Ok(piece) = frame.into_data() else { continue };
+        length += piece.len() as u64;
+        if length > PUSH {
+            return Err(too_large());
+        }
+        push.update(&piece);
+    }
+    Ok(push.signed())
 }
 
 fn unsigned() -> ApiError {
@@ -103,4 +123,35 @@ fn webhook_of(headers: &HeaderMap) -> Option<Webhook<'_>> {
         .map(Webhook::Prefixed)
         .or_else(|| text("x-gitea-signature").map(Webhook::Bare))
         .or_else(|| text("x-gitlab-token").map(Webhook::Token))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+    use crate::builds::PushPlaces;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_push_that_does_not_come_to_its_end_is_given_up() {
+        let places = PushPlaces::default();
+        let begun = tokio::time::Instant::now();
+        let late = in_time(places.take(None), pending::<ApiResult<()>>()).await.unwrap_err();
+        assert_eq!((late.status, begun.elapsed() >= PATIENCE), (StatusCode::REQUEST_TIMEOUT, true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_push_gives_way_to_newer_ones_unless_it_is_there() {
+        let places = PushPlaces::default();
+        let crowded = || {
+            let place = places.take(None);
+            (place, (0..64).map(|_| places.take(None)).collect::<Vec<_>>())
+        };
+        let (place, _others) = crowded();
+        let begun = tokio::time::Instant::now();
+        let busy = in_time(place, pending::<ApiResult<()>>()).await.unwrap_err();
+        assert_eq!((busy.status, begun.elapsed()), (StatusCode::SERVICE_UNAVAILABLE, Duration::ZERO));
+        let (place, _more) = crowded();
+        assert!(in_time(place, ready(Ok(()))).await.is_ok());
+    }
 }

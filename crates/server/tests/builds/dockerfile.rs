@@ -187,6 +187,17 @@ async fn an_instruction_that_fails_in_the_builder_is_the_builds_failure() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_build_whose_image_somebody_removed_is_tried_again() {
+    let stage = Stage::with_builder().await;
+    *stage.dockerfiles.as_ref().unwrap().disturbed.lock().unwrap() = 1;
+    stage.commit(&[("Dockerfile", PLAIN), ("src/main.rs", "x")]);
+    let asked = json!({ "repository": { "url": stage.url() } });
+    let id = stage.call("POST", "/v1/image-builds", asked).await.json()["id"].as_str().unwrap().to_owned();
+    let built = stage.ended(&id).await;
+    assert_eq!((&built["status"]["state"], &built["attempt"]), (&json!("Succeeded"), &json!(2)), "{built}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instructions_run_again_from_the_first_that_has_changed() {
     let mut stage = Stage::new().await;
     let file = "FROM base AS tools\nRUN make tools\n\nFROM base\nARG LEVEL=1\nRUN make one\nSHELL [\"/bin/ash\", \"-c\"]\n\

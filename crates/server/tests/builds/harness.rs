@@ -118,6 +118,8 @@ pub struct FakeDockerfiles {
     pub built: Mutex<Vec<(DockerfileBuild, Vec<String>)>>,
     /// What an instruction of every Dockerfile ends with.
     pub code: Mutex<i32>,
+    /// How many more builds somebody removes an image under.
+    pub disturbed: Mutex<u32>,
     /// What base images have done first.
     pub triggers: Mutex<BTreeMap<String, Vec<String>>>,
 }
@@ -131,6 +133,12 @@ impl Dockerfiles for FakeDockerfiles {
             context.entries().unwrap().map(|entry| entry.unwrap().path().unwrap().display().to_string());
         self.built.lock().unwrap().push((wanted.clone(), names.collect()));
         output("Step 1/1 : RUN make");
+        let left = self.disturbed.lock().unwrap().checked_sub(1);
+        if let Some(left) = left {
+            *self.disturbed.lock().unwrap() = left;
+            let message = "No such image: sha256:24b9ba7e5e60";
+            return Err(RuntimeError::new(RuntimeErrorKind::Failed, "dockerfile", message).into());
+        }
         match *self.code.lock().unwrap() {
             0 => {
                 let config =
@@ -314,8 +322,9 @@ impl Stage {
         let runtime = Arc::<FakeRuntime>::default();
         let images = Arc::new(FakeImages::new(runtime.clone()));
         let dockerfiles = builder.then(|| {
-            let (built, code, triggers) = (Mutex::default(), Mutex::default(), Mutex::default());
-            Arc::new(FakeDockerfiles { images: images.clone(), built, code, triggers })
+            let (built, code) = (Mutex::default(), Mutex::default());
+            let (disturbed, triggers) = (Mutex::default(), Mutex::default());
+            Arc::new(FakeDockerfiles { images: images.clone(), built, code, disturbed, triggers })
         });
         let store = StoreConfig { path: dir.path().join("s.db"), ..StoreConfig::default() };
         let store = SqlStore::open(&store).await.unwrap();

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use super::harness::Stage;
 
 /// HMAC, for keys of at most a block.
-fn signature(secret: &str, body: &str) -> String {
+pub fn signature(secret: &str, body: &str) -> String {
     let pad = |byte: u8| -> Vec<u8> {
         (0..64).map(|at| secret.as_bytes().get(at).copied().unwrap_or(0) ^ byte).collect()
     };

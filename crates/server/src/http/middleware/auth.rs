@@ -66,7 +66,7 @@ pub(super) fn is_proxied(path: &str) -> bool {
 }
 
 /// Whether the path is where a code host tells of pushes. These are signed with a secret of their own.
-fn is_webhook(path: &str) -> bool {
+pub(super) fn is_webhook(path: &str) -> bool {
     let id = path.strip_prefix("/v1/prebuilds/").and_then(|rest| rest.strip_suffix("/webhook"));
     id.is_some_and(|id| !id.is_empty() && !id.contains('/'))
 }
