@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import git_image
-from stack import free_port
+from stack import free_port, wait_for
 from workspace_stacks import client_of, embedded
 from workspaces import QUICK_AGENT
 
@@ -179,6 +179,31 @@ def test_a_secret_goes_to_its_hosts_alone(spaces, git, secrets_dir):
     assert spaces.ask({**source, "credential": {"secretRef": "git.hosts"}}).status_code == 400
     hosts.write_text(f"# ours\n{git.address}\n")
     spaces.ready(source)
+
+
+def test_builds_and_prebuilds_may_name_a_secret(spaces, git, secrets_dir):
+    repository = git.repository({"README": "x\n"}, "private/named")
+    credential = git.token_credential
+    (secrets_dir / "named").write_text(credential["token"] + "\n")
+    source = {"url": repository.url, "credential": {"username": credential["username"], "secretRef": "named"}}
+    spaces.until_build(spaces.start_build(source)["id"], "Succeeded")
+    repository.commit({"README": "y\n"})
+    made = spaces.http.post("/v1/prebuilds", json={"repository": source})
+    assert made.status_code == 201 and "credential" not in made.json()["repository"], made.text
+    identity = made.json()["id"]
+
+    def seen():
+        return spaces.http.get(f"/v1/prebuilds/{identity}").json()
+
+    assert wait_for(lambda: seen().get("imageBuildId")), seen()
+    built = spaces.until_build(seen()["imageBuildId"], "Succeeded")
+    assert built["repository"]["commit"] == repository.head, built
+    for credential in (credential, {"secretRef": "absent"}, {**credential, "secretRef": "named"}):
+        refused = spaces.http.post("/v1/prebuilds", json={"repository": {**source, "credential": credential}})
+        assert (refused.status_code, refused.json()["code"]) == (400, "SANDBOX::INVALID_PARAMETER"), refused.text
+    refused = spaces.http.post("/v1/image-builds", json={"repository": {**source, "credential": {"secretRef": "absent"}}})
+    assert refused.status_code == 400 and "secretRef" in refused.text, refused.text
+    assert spaces.http.delete(f"/v1/prebuilds/{identity}").status_code == 204
 
 
 # ---------------------------------------------------------------- certificates

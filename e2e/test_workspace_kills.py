@@ -89,6 +89,7 @@ def test_a_server_that_is_killed_while_it_takes_a_sandbox_down(spaces, stack, gi
         asked = pool.submit(lambda: pytest.raises(httpx.HTTPError, spaces.http.delete, f"/v1/sandboxes/{identity}", timeout=60))
         stopping = wait_for(lambda: spaces.show(identity)["status"]["state"] == "Stopping")
         assert stopping, spaces.show(identity)
+        assert spaces.show(identity)["status"]["reason"] == "user_delete", spaces.show(identity)
         stack.kill()
         asked.result(timeout=60)
     stack.start()

@@ -263,6 +263,7 @@ async fn open_builds(
         config: config.builds.clone(),
         folder: runtimes::builds_folder(config),
         shared_store: config.store.kind == StoreKind::Postgresql,
+        secrets_dir: config.workspaces.secrets_dir.clone(),
     };
     Builds::start(parts)
         .await

@@ -84,9 +84,10 @@ pub fn compute(
         (Some(Intent { operation: Operation::Remove { .. }, .. }), None) => None,
         (
             Some(Intent { operation: Operation::Remove { reason, last_error, .. }, accepted_at, .. }),
-            Some(_),
+            Some(observed),
         ) => {
             let word = match reason {
+                _ if observed.spec.source.is_some() => reason.word(),
                 RemoveReason::UserDelete => "USER_DELETE",
                 RemoveReason::Expired => "TTL_EXPIRY",
                 RemoveReason::Idle => "IDLE_TIMEOUT",

@@ -57,6 +57,8 @@ pub struct Parts {
     pub host: IpAddr,
     /// Whether other servers may work on the same store.
     pub shared_store: bool,
+    /// Of secrets that requests name; `None` where there are none.
+    pub secrets_dir: Option<PathBuf>,
 }
 
 /// Why there are no builds.
@@ -89,6 +91,7 @@ impl Builds {
             folder,
             host,
             shared_store,
+            secrets_dir,
         } = parts;
         let policy = policy(&config)?;
         let at = folder.clone();
@@ -141,7 +144,11 @@ impl Builds {
         let ports = Ports {
             store: store.clone(),
             engine: engine.clone(),
-            resolver: Arc::new(PrebuildResolver { locator: locator.clone(), policy: policy.clone() }),
+            resolver: Arc::new(PrebuildResolver {
+                locator: locator.clone(),
+                policy: policy.clone(),
+                secrets_dir,
+            }),
             logs: logs.clone(),
             filters: Arc::new(Redaction),
             vault: Arc::new(places.vault.clone()),

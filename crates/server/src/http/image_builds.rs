@@ -31,6 +31,7 @@ use super::{
 use crate::{
     builds::{self, BuildFilter, BuildState, Builds, Joined, Order, Secret, Submitted, TagName, Want},
     tenants::Principal,
+    workspace::{SecretFiles, secrets},
 };
 
 /// Members of `secrets` and of `metadata`.
@@ -52,7 +53,9 @@ pub async fn create(State(app): State<App>, principal: Principal, body: RawBody)
     };
     let order = Order {
         namespace: principal.namespace().map(str::to_owned),
-        source: builds.check(&repository(asked.repository)?).map_err(of_specification)?,
+        source: builds
+            .check(&with_secrets(&app, &principal, asked.repository).await?)
+            .map_err(of_specification)?,
         recipe: recipe(asked.recipe)?,
         secrets: secrets(asked.secrets)?,
         platform: builds::check_platform(asked.platform.as_deref()).map_err(ApiError::invalid_parameter)?,
@@ -225,6 +228,21 @@ pub(super) fn repository(value: Value) -> ApiResult<RepositorySpec> {
             "repository must be {url, ref?, depth?, submodules?, lfs?, path?, credential?, additional?}",
         )
     })
+}
+
+/// The repository with the secrets that it names.
+pub(super) async fn with_secrets(
+    app: &App,
+    principal: &Principal,
+    value: Value,
+) -> ApiResult<RepositorySpec> {
+    let (config, tenant) = (app.config.clone(), principal.tenant().map(str::to_owned));
+    let read = tokio::task::spawn_blocking(move || {
+        let files = SecretFiles(config.workspaces.secrets_dir.as_deref());
+        secrets::resolved(value, files, tenant.as_deref())
+    });
+    let resolved = read.await.map_err(|_| ApiError::internal())?;
+    repository(resolved.map_err(|error| ApiError::invalid_parameter(error.to_string()))?)
 }
 
 pub(super) fn recipe(value: Option<Value>) -> ApiResult<RecipeRequest> {

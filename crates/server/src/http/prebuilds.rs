@@ -20,12 +20,13 @@ use super::{
     build_errors::{builds, of_build, of_specification, unavailable},
     error::{ApiError, ApiResult},
     filters,
-    image_builds::{recipe, repository, tag, timeout},
+    image_builds::{recipe, tag, timeout, with_secrets},
     parse::{QueryString, RawBody},
 };
 use crate::{
     builds::{BuildError, Builds, Prebuild, PrebuildSource},
     tenants::Principal,
+    workspace::secrets,
 };
 
 /// Seconds between two looks at a remote.
@@ -38,24 +39,24 @@ struct Asked {
     request: PrebuildRequest,
 }
 
-async fn read(builds: &Builds, body: &RawBody) -> ApiResult<Asked> {
+async fn read(app: &App, principal: &Principal, builds: &Builds, body: &RawBody) -> ApiResult<Asked> {
     let malformed = |_| {
         ApiError::invalid_parameter(
             "the body must be {repository, recipe?, ref?, pollSeconds?, enabled?, keep?, tag?, timeoutSeconds?, webhookSecret?}",
         )
     };
     let request: PrebuildRequest = serde_json::from_value(body.required()?).map_err(malformed)?;
-    let mut repository = repository(request.repository.clone())?;
-    if request.reference.is_some() {
-        repository.reference.clone_from(&request.reference);
+    let mut repository = request.repository.clone();
+    if let (Some(reference), Some(members)) = (&request.reference, repository.as_object_mut()) {
+        members.insert("ref".into(), reference.as_str().into());
     }
-    let credentials = repository.credential.is_some()
-        || repository.additional.iter().any(|additional| additional.credential.is_some());
-    if credentials {
-        let message = "repository.credential: a prebuild keeps no credentials; it reads public repositories";
-        return Err(ApiError::invalid_parameter(message));
+    if secrets::carries(&repository) {
+        return Err(ApiError::invalid_parameter(
+            "a prebuild keeps no credentials; name one of the server's secrets: repository.credential.secretRef",
+        ));
     }
-    builds.check(&repository).map_err(of_specification)?;
+    let known = with_secrets(app, principal, repository.clone()).await?;
+    builds.check(&known).map_err(of_specification)?;
     if request.poll_seconds.is_some_and(|seconds| !POLL.contains(&seconds)) {
         let (least, most) = POLL.into_inner();
         return Err(ApiError::invalid_parameter(format!("pollSeconds must be between {least} and {most}")));
@@ -65,14 +66,15 @@ async fn read(builds: &Builds, body: &RawBody) -> ApiResult<Asked> {
     }
     timeout(builds, request.timeout_seconds)?;
     let recipe = recipe(request.recipe.clone())?;
-    let source = serde_json::to_value(PrebuildSource { repository, recipe });
+    let tenant = principal.tenant().map(str::to_owned);
+    let source = serde_json::to_value(PrebuildSource { repository, recipe, tenant });
     Ok(Asked { source: source.map_err(|_| ApiError::internal())?, request })
 }
 
 /// `POST /prebuilds`
 pub async fn create(State(app): State<App>, principal: Principal, body: RawBody) -> ApiResult<Response> {
     let builds = builds(&app)?;
-    let Asked { source, request } = read(&builds, &body).await?;
+    let Asked { source, request } = read(&app, &principal, &builds, &body).await?;
     let prebuild = Prebuild {
         id: PrebuildId::random(),
         version: 1,
@@ -157,7 +159,7 @@ pub async fn replace(
 ) -> ApiResult<Json<Shown>> {
     let builds = builds(&app)?;
     let id = find(&builds, &principal, &id).await?.id;
-    let Asked { source, request } = read(&builds, &body).await?;
+    let Asked { source, request } = read(&app, &principal, &builds, &body).await?;
     let tag = request.tag.as_deref().map(tag).transpose()?;
     let seconds = timeout_seconds(&builds, &request);
     if request.webhook_secret.is_some() {
@@ -205,7 +207,7 @@ fn shown(row: Prebuild) -> Shown {
     let mut source = row.source;
     Shown {
         id: row.id.to_string(),
-        repository: source["repository"].take(),
+        repository: secrets::without_credentials(source["repository"].take()),
         recipe: source["recipe"].take(),
         poll_seconds: row.poll_seconds,
         enabled: row.enabled,

@@ -25,7 +25,7 @@ use sandglass_sandbox::{
 };
 use serde_json::Value;
 
-use super::{SecretFiles, SecretValue, Workspaces, images::Wanted};
+use super::{SecretFiles, Workspaces, images::Wanted, secrets::resolved};
 
 /// What is held for one box beyond what its sandbox's desk knows of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -77,19 +77,11 @@ impl Workspaces {
     }
 
     /// A pool keeps names of secrets; what they stand for is read whenever it is needed.
-    async fn with_named_secrets(&self, mut repository: Value) -> Result<Value, Failure> {
+    async fn with_named_secrets(&self, repository: Value) -> Result<Value, Failure> {
         let folder = self.settings.secrets_dir.clone();
-        let read = tokio::task::spawn_blocking(move || {
-            let files = SecretFiles(folder.as_deref());
-            resolve(&mut repository, files)?;
-            for additional in
-                repository.get_mut("additional").and_then(Value::as_array_mut).into_iter().flatten()
-            {
-                resolve(additional, files)?;
-            }
-            Ok::<_, super::secrets::SecretError>(repository)
-        });
-        read.await.map_err(unusable)?.map_err(|e| unusable(format!("credential.secretRef: {e}")))
+        let read =
+            tokio::task::spawn_blocking(move || resolved(repository, SecretFiles(folder.as_deref()), None));
+        read.await.map_err(unusable)?.map_err(unusable)
     }
 
     /// See `Provisioner::deliver_ahead`.
@@ -124,42 +116,4 @@ impl Workspaces {
 pub(super) fn not_released(message: String) -> RuntimeError {
     let message = format!("its image is not released: {message}");
     RuntimeError::new(RuntimeErrorKind::Failed, "channel", message)
-}
-
-fn resolve(repository: &mut Value, files: SecretFiles<'_>) -> Result<(), super::secrets::SecretError> {
-    let url = repository.get("url").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let Some(credential) = repository.get_mut("credential").and_then(Value::as_object_mut) else {
-        return Ok(());
-    };
-    let Some(Value::String(name)) = credential.remove("secretRef") else { return Ok(()) };
-    match files.read(None, &name, &url)? {
-        SecretValue::Token(token) => credential.insert("token".into(), token.into()),
-        SecretValue::PrivateKey(key) => credential.insert("privateKey".into(), key.into()),
-    };
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_named_secret_takes_the_place_of_its_name() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("bot"), "hunter2\n").unwrap();
-        let files = SecretFiles(Some(dir.path()));
-        let mut asked = json!({"url": "https://h/u", "credential": {"username": "me", "secretRef": "bot"}});
-        resolve(&mut asked, files).unwrap();
-        assert_eq!(
-            asked,
-            json!({"url": "https://h/u", "credential": {"username": "me", "token": "hunter2"}})
-        );
-        let mut none = json!({"url": "u"});
-        resolve(&mut none, files).unwrap();
-        assert_eq!(none, json!({"url": "u"}));
-        let mut absent = json!({"credential": {"secretRef": "other"}});
-        assert!(resolve(&mut absent, files).is_err());
-    }
 }

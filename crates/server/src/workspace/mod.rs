@@ -33,7 +33,7 @@ mod output;
 mod provisioner;
 mod pull;
 mod room;
-mod secrets;
+pub(crate) mod secrets;
 mod services;
 mod told;
 

@@ -7,6 +7,7 @@
 use std::{fs::File, io, io::Read, path::Path};
 
 use sandglass_repository::{HostAllowList, RepositoryUrl};
+use serde_json::Value as Json;
 
 /// Longer names are none.
 const MAX_NAME: usize = 128;
@@ -30,6 +31,14 @@ pub(crate) enum SecretError {
     Unusable(&'static str),
     #[error("the secret is not for the host {0}; the server's operator lists those that it is for")]
     Host(String),
+}
+
+/// Which repository names a secret that it cannot have, and why.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{at}.credential.secretRef: {error}")]
+pub(crate) struct Unresolved {
+    at: String,
+    error: SecretError,
 }
 
 /// The value of a secret, by what it is.
@@ -76,6 +85,63 @@ impl SecretFiles<'_> {
     }
 }
 
+/// A repository, and those beside it, as a request has them, with what the names of secrets stand for in their places. Blocking.
+///
+/// # Errors
+/// The first that there is no such secret for.
+pub(crate) fn resolved(
+    mut repository: Json,
+    files: SecretFiles<'_>,
+    tenant: Option<&str>,
+) -> Result<Json, Unresolved> {
+    let unresolved = |at: String| move |error| Unresolved { at, error };
+    resolve(&mut repository, files, tenant).map_err(unresolved("repository".into()))?;
+    let additional = repository.get_mut("additional").and_then(Json::as_array_mut);
+    for (index, additional) in additional.into_iter().flatten().enumerate() {
+        let at = format!("repository.additional[{index}]");
+        resolve(additional, files, tenant).map_err(unresolved(at))?;
+    }
+    Ok(repository)
+}
+
+fn resolve(repository: &mut Json, files: SecretFiles<'_>, tenant: Option<&str>) -> Result<(), SecretError> {
+    let url = repository.get("url").and_then(Json::as_str).unwrap_or_default().to_owned();
+    let Some(credential) = repository.get_mut("credential").and_then(Json::as_object_mut) else {
+        return Ok(());
+    };
+    // Two at once are refused by whoever reads the result.
+    if CARRIED.iter().any(|name| credential.contains_key(*name)) {
+        return Ok(());
+    }
+    let Some(Json::String(name)) = credential.remove("secretRef") else { return Ok(()) };
+    let (name, value) = match files.read(tenant, &name, &url)? {
+        Value::Token(token) => ("token", token),
+        Value::PrivateKey(key) => ("privateKey", key),
+    };
+    credential.insert(name.into(), value.into());
+    Ok(())
+}
+
+/// Whether a repository, or one beside it, carries a secret instead of naming one.
+pub(crate) fn carries(repository: &Json) -> bool {
+    let additional = repository.get("additional").and_then(Json::as_array);
+    let all = std::iter::once(repository).chain(additional.into_iter().flatten());
+    let mut credentials = all.filter_map(|repository| repository.get("credential")?.as_object());
+    credentials.any(|credential| CARRIED.iter().any(|name| credential.contains_key(*name)))
+}
+
+/// A repository as it may be shown: no request is answered with how to prove who asks, not even by name.
+pub(crate) fn without_credentials(mut repository: Json) -> Json {
+    let hide = |repository: &mut Json| repository.as_object_mut().map(|members| members.remove("credential"));
+    hide(&mut repository);
+    let additional = repository.get_mut("additional").and_then(Json::as_array_mut);
+    additional.into_iter().flatten().for_each(|additional| drop(hide(additional)));
+    repository
+}
+
+/// What a credential may hold that is secret itself.
+const CARRIED: [&str; 2] = ["token", "privateKey"];
+
 fn text_of(path: &Path) -> Result<String, SecretError> {
     // To open anything but a file could keep the request waiting.
     if !path.metadata().is_ok_and(|about| about.is_file()) {
@@ -119,6 +185,8 @@ fn is_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use serde_json::json;
 
     use super::*;
 
@@ -198,5 +266,33 @@ mod tests {
         fs::remove_file(path.join("token.hosts")).unwrap();
         fs::create_dir(path.join("token.hosts")).unwrap();
         assert_eq!(read(URL), unusable);
+    }
+
+    #[test]
+    fn a_named_secret_takes_the_place_of_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("bot"), "hunter2\n").unwrap();
+        let files = SecretFiles(Some(dir.path()));
+        let named =
+            |name: &str| json!({"url": "https://h/u", "credential": {"username": "me", "secretRef": name}});
+        let known = json!({"url": "https://h/u", "credential": {"username": "me", "token": "hunter2"}});
+        assert_eq!(resolved(named("bot"), files, None).unwrap(), known);
+        let both = json!({"url": "u", "additional": [named("bot"), named("other")]});
+        let refused = resolved(both, files, None).unwrap_err().to_string();
+        assert!(refused.starts_with("repository.additional[1].credential.secretRef: "), "{refused}");
+        for as_it_is in
+            [json!({"url": "u"}), json!({"url": "u", "credential": {"token": "t", "secretRef": "bot"}})]
+        {
+            assert_eq!(resolved(as_it_is.clone(), files, None).unwrap(), as_it_is);
+        }
+        // Another tenant's folder is another one.
+        assert!(resolved(named("bot"), files, Some("red")).is_err());
+    }
+
+    #[test]
+    fn carried_secrets_are_told_from_named_ones() {
+        assert!(!carries(&json!({"credential": {"secretRef": "bot"}, "additional": [{}, null]})));
+        assert!(carries(&json!({"credential": {"token": null}})));
+        assert!(carries(&json!({"additional": [{}, {"credential": {"privateKey": "k"}}]})));
     }
 }

@@ -482,6 +482,7 @@ async fn serve(
         config,
         folder: dir.join("builds"),
         shared_store: false,
+        secrets_dir: None,
     });
     let builds = builds.await.unwrap();
     let rows = Arc::<MemoryStore>::default();
