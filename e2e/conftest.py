@@ -72,6 +72,14 @@ def pytest_sessionfinish(session):
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("CI") and not OTHER and reporter.stats.get("skipped"):
         session.exitstatus = 1
+    # What a fixture found left over is nothing that a second attempt could take back.
+    again = reporter.stats.get("rerun", ())
+    attempted = {report.nodeid for report in again if report.when != "teardown"}
+    left = [report for report in again if report.when == "teardown" and report.nodeid not in attempted]
+    for report in left:
+        reporter.write_line(f"FAILED after its test: {report.nodeid}\n{report.longreprtext}", red=True)
+    if left:
+        session.exitstatus = 1
 
 
 @pytest.fixture(scope="session")

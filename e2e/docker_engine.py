@@ -383,10 +383,14 @@ class Engine:
         return f"made {image['Created']} of {image.get('Container', '')[:12]} {image['Config'].get('Cmd')}" if status == 200 else ""
 
     def sweep(self):
-        """Removes every container but those that may stay."""
-        left = [one["Id"] for one in self.containers() if (one["Labels"] or {}).get(ID) not in self.lasting]
+        """Removes everything that is left over but what may stay."""
+        whose = lambda labels: labels.get(ID) or labels.get(SIDECAR)  # noqa: E731
+        left = [one["Id"] for one in self.containers() if whose(one["Labels"] or {}) not in self.lasting]
         if left:
             self.call("rm", "-fv", *left, check=False)
+        for name in self.volumes():
+            if not any(sandbox in name for sandbox in self.lasting):
+                self.call("volume", "rm", "-f", name, check=False)
 
     def wait_clean(self, seconds=PATIENCE, **keys):
         deadline = time.monotonic() + seconds

@@ -26,7 +26,7 @@ READY_SECONDS = 60
 # sooner, so a test that needs a bound for what it claims says so itself.
 PATIENCE = 60.0
 # Processes of these tests that may run side by side.
-SEATS = 6
+SEATS = 8
 # None of them is one that browsers refuse.
 SERVER_PORTS = (11_000, 18_000)
 _handed_out = itertools.count()

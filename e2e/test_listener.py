@@ -237,7 +237,7 @@ def test_a_stop_lets_a_command_finish(tmp_path):
         told = []
         running = threading.Thread(target=lambda: told.append(box.commands.run("echo begun; sleep 3; echo done").text))
         running.start()
-        wait_for(lambda: any("sleep 3" in p.command for p in stack.guests()))
+        assert wait_for(lambda: any("sleep 3" in p.command for p in stack.guests()))
         stack.server.send_signal(signal.SIGTERM)
         running.join(60)
         assert told and told[0].split() == ["begun", "done"]

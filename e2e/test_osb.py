@@ -69,7 +69,7 @@ def test_commands(osb, sandbox):
     assert osb("command", "run", sandbox, "-o", "raw", "--", "sh", "-c", "echo $FOO").strip() == "bar"
     assert osb("command", "run", sandbox, "--argv", "-o", "raw", "--", "printf", "%s", "$HOME").strip() == "$HOME"
     osb("command", "run", sandbox, "-o", "raw", "--", "sh", "-c", "exit 5", code=1)
-    started = json.loads(osb("command", "run", sandbox, "-d", "-o", "json", "--", "sh", "-c", "echo bg; sleep 60"))
+    started = json.loads(osb("command", "run", sandbox, "-d", "-o", "json", "--", "sh", "-c", "echo bg; sleep 600"))
     identity = started.get("execution_id") or started.get("id")
     assert json.loads(osb("command", "status", sandbox, identity, "-o", "json"))["running"] is True
     osb("command", "interrupt", sandbox, identity)

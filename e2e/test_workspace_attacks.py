@@ -112,7 +112,7 @@ def test_pushes_that_hang_keep_no_host_out_and_tell_nothing(spaces, stack, git):
         # Those that gave way to newer ones, and those whose time was over.
         statuses = [status_of(connection) for connection in many]
         assert set(statuses) == {503, 408}, statuses
-        assert statuses.count(408) < 64, statuses
+        assert statuses.count(408) <= 64, statuses
     assert spaces.http.delete(f"/v1/prebuilds/{identity}").status_code == 204
 
 

@@ -69,8 +69,10 @@ def client_of(stack, place=None):
     stack.revive()
     client.close()
     left = (place or stack).wait_clean()
-    if left:
-        stack.sweep()
-        if place:
-            place.sweep()
-    assert not left, left
+    try:
+        if left:
+            stack.sweep()
+            if place:
+                place.sweep()
+    finally:
+        assert not left, left

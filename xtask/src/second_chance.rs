@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{run, shown};
+use crate::process::shown;
 
 /// More failures than these are told as they are.
 const FEW: usize = 3;
@@ -21,14 +21,18 @@ struct Failures {
     tests: Vec<String>,
     /// Arguments that choose the test program of each, as cargo tells them.
     targets: Vec<String>,
+    /// Tests that were begun.
+    ran: usize,
 }
 
 impl Failures {
     fn hear(&mut self, line: &str) {
         if let Some(test) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
             self.tests.push(test.into());
-        } else if let Some(rest) = line.strip_prefix("error: test failed, to rerun pass `") {
+        } else if let Some((_, rest)) = line.split_once("test failed, to rerun pass `") {
             self.targets.extend(rest.split('`').next().map(Into::into));
+        } else if let Some(tests) = line.strip_prefix("running ").and_then(|rest| rest.split(' ').next()) {
+            self.ran += tests.parse().unwrap_or(0);
         }
     }
 
@@ -56,12 +60,22 @@ fn test_and_show(
     if !failures.deserve_another() {
         bail!("{} failed", shown(&first));
     }
+    let mut again = 0;
     for target in &failures.targets {
-        let mut again = vec!["test"];
-        again.extend(target.split_whitespace());
-        again.extend(["--", "--exact"]);
-        again.extend(failures.tests.iter().map(String::as_str));
-        run(&mut command(&again)).context("failed a second time")?;
+        let mut arguments = vec!["test"];
+        arguments.extend(target.split_whitespace());
+        arguments.extend(["--", "--exact"]);
+        arguments.extend(failures.tests.iter().map(String::as_str));
+        let mut second = command(&arguments);
+        let (passed, heard) = heard(&mut second, &show)?;
+        // A program that ended before it could tell has none of the tests that are known to have failed.
+        if !passed || heard.ran == 0 {
+            bail!("{} failed a second time, or had nothing to run", shown(&second));
+        }
+        again += heard.ran;
+    }
+    if again < failures.tests.len() {
+        bail!("only {again} of {} tests that had failed were found again", failures.tests.len());
     }
     for test in &failures.tests {
         show(&format!("FLAKY: {test} failed once and passed by itself"));
@@ -85,7 +99,7 @@ fn heard(command: &mut Command, show: &(impl Fn(&str) + Sync)) -> Result<(bool, 
         (output.join().unwrap_or_default(), errors.join().unwrap_or_default())
     });
     let status = child.wait().context("failed to wait for the tests")?;
-    Ok((status.success(), Failures { tests: output.tests, targets: errors.targets }))
+    Ok((status.success(), Failures { targets: errors.targets, ..output }))
 }
 
 fn listen(stream: Option<impl Read>, show: &impl Fn(&str)) -> Failures {
@@ -111,12 +125,12 @@ mod tests {
 
     #[test]
     fn what_failed_is_heard() {
-        let lines = "test a::b ... FAILED\n\n---- a::b stdout ----\n\nthread 'a::b' panicked\nfailures:\n    a::b\n\
+        let lines = "running 7 tests\ntest a::b ... FAILED\n\n---- a::b stdout ----\n\nthread 'a::b' panicked\nfailures:\n    a::b\n\
             error: test failed, to rerun pass `-p sandglass-egress --test main`\n\
             error: 1 target failed:\n    `-p sandglass-egress --test main`\n";
         let failures = heard_of(lines);
         let targets = vec!["-p sandglass-egress --test main".into()];
-        assert_eq!(failures, Failures { tests: vec!["a::b".into()], targets });
+        assert_eq!(failures, Failures { tests: vec!["a::b".into()], targets, ran: 7 });
         assert!(failures.deserve_another());
     }
 
@@ -135,23 +149,25 @@ mod tests {
     fn a_second_failure_is_one_and_a_second_success_is_none() {
         let marks = std::env::temp_dir().join(format!("sandglass-chance-{}", std::process::id()));
         std::fs::create_dir_all(&marks).expect("a temporary folder");
-        let script = "echo $* >> $MARKS/calls; test $1 = all || exec test -z \"$STUBBORN\"; echo '---- a stdout ----'; \
+        let script = "echo $* >> $MARKS/calls; \
+            if test $1 != all; then echo running $RUNS test; exec test -z \"$STUBBORN\"; fi; echo '---- a stdout ----'; \
             echo 'error: test failed, to rerun pass `-p x --lib`' >&2; exit 1";
-        let outcome = |stubborn: &str| {
+        let outcome = |stubborn: &str, runs: &str| {
             let command = |arguments: &[&str]| {
                 let mut command = Command::new("/bin/sh");
                 command.args(["-c", script, "sh"]).args(arguments);
-                command.env("MARKS", &marks).env("STUBBORN", stubborn);
+                command.env("MARKS", &marks).env("STUBBORN", stubborn).env("RUNS", runs);
                 command
             };
             // Not to the output of this test, in which the same lines would be heard.
             test_and_show(&["all"], command, |_| {})
         };
-        assert!(outcome("").is_ok());
-        assert!(outcome("yes").is_err());
+        assert!(outcome("", "1").is_ok());
+        assert!(outcome("yes", "1").is_err());
+        assert!(outcome("", "0").is_err(), "nothing was run");
         let calls = std::fs::read_to_string(marks.join("calls")).expect("calls");
         let again = "test -p x --lib -- --exact a";
-        assert_eq!(calls.lines().collect::<Vec<_>>(), ["all", again, "all", again]);
+        assert_eq!(calls.lines().collect::<Vec<_>>(), ["all", again, "all", again, "all", again]);
         let _ = std::fs::remove_dir_all(marks);
     }
 }

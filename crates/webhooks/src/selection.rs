@@ -7,8 +7,19 @@ use serde::{Deserialize, Serialize};
 use crate::ports::{Message, Owner};
 
 /// Families of events; a type is a family, a dot and a word.
-pub const EVENT_FAMILIES: [&str; 10] =
-    ["sandbox", "image", "boot", "agent", "service", "activity", "snapshot", "egress", "box", "image_build"];
+pub const EVENT_FAMILIES: [&str; 11] = [
+    "sandbox",
+    "image",
+    "boot",
+    "agent",
+    "service",
+    "activity",
+    "pool",
+    "snapshot",
+    "egress",
+    "box",
+    "image_build",
+];
 /// Members of either part.
 const MEMBERS: usize = 64;
 /// Bytes of a type, of a name and of a value.

@@ -53,12 +53,17 @@ impl Shared {
         let unknown: Vec<SandboxId> = {
             let busy = self.busy();
             let known = self.boxes.lock();
-            found.iter().filter(|id| !busy.contains(id) && !known.contains_key(id)).copied().collect()
+            found.iter().filter(|id| !busy.contains_key(id) && !known.contains_key(id)).copied().collect()
         };
         stream::iter(unknown).for_each_concurrent(PARALLEL, |id| self.clone().attach(id)).await;
         let gone: Vec<SandboxId> = {
             let busy = self.busy();
-            self.boxes.lock().keys().filter(|id| !found.contains(id) && !busy.contains(id)).copied().collect()
+            self.boxes
+                .lock()
+                .keys()
+                .filter(|id| !found.contains(id) && !busy.contains_key(id))
+                .copied()
+                .collect()
         };
         for id in gone {
             if !self.dir(id).exists() {
@@ -183,7 +188,7 @@ impl Shared {
             if !self.boxes.lock().contains_key(&id) {
                 return;
             }
-            let busy = self.busy().contains(&id);
+            let busy = self.busy().contains_key(&id);
             if !busy && !dir.exists() {
                 return self.end_and_forget(id).await;
             }

@@ -19,7 +19,7 @@ mod runtime;
 mod subnet;
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeSet, HashMap},
     net::IpAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -75,7 +75,7 @@ struct Shared {
     network: Network,
     boxes: Boxes,
     /// Ids whose directory is being filled or emptied right now; a full list skips them.
-    busy: Mutex<HashSet<sandglass_sandbox::SandboxId>>,
+    busy: Mutex<HashMap<sandglass_sandbox::SandboxId, usize>>,
     zygote: Mutex<Arc<Zygote>>,
     /// Last, and thereby let go after the network: who gets the directory finds its subnet free.
     _lock: std::fs::File,
@@ -171,7 +171,7 @@ impl Drop for EmbeddedRuntime {
 }
 
 impl Shared {
-    fn busy(&self) -> MutexGuard<'_, HashSet<sandglass_sandbox::SandboxId>> {
+    fn busy(&self) -> MutexGuard<'_, HashMap<sandglass_sandbox::SandboxId, usize>> {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -77,19 +77,25 @@ fn of_io(phase: &str, what: &str, e: &io::Error) -> RuntimeError {
     error(kind, phase, format!("cannot {what}: {e}"))
 }
 
-/// Marks an id as being worked on for as long as it lives.
+/// Marks an id as being worked on for as long as it lives; several may at a time.
 struct Busy<'a>(&'a Shared, SandboxId);
 
 impl<'a> Busy<'a> {
     fn mark(shared: &'a Shared, id: SandboxId) -> Self {
-        shared.busy().insert(id);
+        *shared.busy().entry(id).or_default() += 1;
         Self(shared, id)
     }
 }
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.0.busy().remove(&self.1);
+        let mut busy = self.0.busy();
+        if let Some(count) = busy.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                busy.remove(&self.1);
+            }
+        }
     }
 }
 
@@ -399,12 +405,13 @@ impl Runtime for EmbeddedRuntime {
         }
         let deadline = tokio::time::Instant::now() + STARTING;
         while dir.exists() {
+            // Before it is asked: one that starts may have its socket a moment later.
+            let known = shared.boxes.lock().contains_key(&id);
             end_by_shim(&dir, grace).await?;
             if !dir.exists() || shared.clear(id).await.is_ok() {
                 break;
             }
             // A shim that lives but cannot be asked: of a box that is being started its socket is not there yet, of another one it is gone.
-            let known = shared.boxes.lock().contains_key(&id);
             if known || tokio::time::Instant::now() >= deadline || !shim_lives(&dir).await {
                 shared.end_without_directory(id).await?;
                 shared.clear(id).await?;

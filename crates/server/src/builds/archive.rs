@@ -108,3 +108,44 @@ impl Archive {
         out.into_inner().map_err(|error| error.into_error())
     }
 }
+
+/// Fails when what an archive unpacks to is larger than `most` bytes, however small it is itself: holes are told in a few bytes, and every
+/// entry takes room. Nothing is unpacked.
+pub(super) fn bounded(archive: File, most: u64) -> io::Result<()> {
+    let mut left = most;
+    for entry in tar::Archive::new(archive).entries_with_seek()? {
+        let room = entry?.size().saturating_add(ENTRY);
+        left = left
+            .checked_sub(room)
+            .ok_or_else(|| io::Error::other(format!("it unpacks to more than {} MiB", most >> 20)))?;
+    }
+    Ok(())
+}
+
+/// Bytes that an entry takes at least.
+const ENTRY: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::bounded;
+
+    #[test]
+    fn an_archive_is_as_large_as_what_it_unpacks_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = |line: &str| {
+            assert!(Command::new("sh").args(["-c", line]).current_dir(&dir).status().unwrap().success())
+        };
+        run(
+            "truncate -s 1T big; tar -S -cf sparse.tar big; head -c 100000 /dev/zero > plain; tar -cf plain.tar plain",
+        );
+        run("mkdir many; for n in $(seq 50); do : > many/$n; done; tar -cf many.tar many");
+        let check = |name: &str, most| bounded(std::fs::File::open(dir.path().join(name)).unwrap(), most);
+        assert!(std::fs::metadata(dir.path().join("sparse.tar")).unwrap().len() < 1 << 20);
+        let refused = check("sparse.tar", 16 << 30).unwrap_err();
+        assert_eq!(refused.to_string(), "it unpacks to more than 16384 MiB");
+        assert!(check("plain.tar", 1 << 20).is_ok() && check("plain.tar", 100_000).is_err());
+        assert!(check("many.tar", 1 << 20).is_ok() && check("many.tar", 200_000).is_err());
+    }
+}

@@ -16,9 +16,11 @@ use sandglass_repository::{
 use sandglass_sandbox::{ImageBuildId, ports::captures::RunConfig};
 
 use super::{
+    archive::bounded,
     attempt::{Attempt, OWN, Workshop, of_disk, of_runtime, user_failure},
     copy::{CopyError, Ground, fixed_part},
     engine::SandboxEngine,
+    inside::FILE_MOST,
 };
 
 /// Stages of one Dockerfile; more are refused.
@@ -270,13 +272,18 @@ impl SandboxEngine {
         let place = root.clone();
         let unpacked = tokio::task::spawn_blocking(move || -> std::io::Result<()> {
             std::fs::create_dir(&place)?;
+            bounded(std::fs::File::open(&archive)?, FILE_MOST)?;
             let mut archive = tar::Archive::new(std::fs::File::open(archive)?);
             archive.set_preserve_permissions(true);
             archive.set_preserve_ownerships(rustix::process::geteuid().is_root());
             archive.unpack(&place)
         });
         let unpacked = unpacked.await.map_err(|error| EngineError::transient(error.to_string()))?;
-        unpacked.map_err(of_disk("unpack what is copied"))?;
+        unpacked.map_err(|error| match error.kind() {
+            // What the archive itself says, which the image's own `tar` wrote.
+            std::io::ErrorKind::Other => failed(format!("what is copied cannot be used: {error}")),
+            _ => of_disk("unpack what is copied")(error),
+        })?;
         Ok((Ground { root, ignore: None }, folder))
     }
 

@@ -26,7 +26,7 @@ const REFUSAL_MOST: usize = 4 << 10;
 /// Characters of what an agent says about itself that go into messages.
 const SAID_MOST: usize = 500;
 /// The largest file that is taken out of a sandbox: it comes to lie on the server's disk.
-const FILE_MOST: u64 = 16 << 30;
+pub(super) const FILE_MOST: u64 = 16 << 30;
 
 /// How to reach the agent of a build sandbox.
 #[derive(Debug, Clone)]
