@@ -182,7 +182,7 @@ pub struct MoveTagRequest {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PrebuildRequest {
-    /// As of a build, without a credential: none is kept.
+    /// As of a build; its credential may only name one of the server's secrets, `secretRef`, and is not shown.
     #[schema(value_type = Object)]
     pub repository: Value,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -23,7 +23,11 @@ pub fn public_keys(files: &[PathBuf]) -> Result<Vec<String>> {
     for file in files {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let found = keys.add(&text);
-        ensure!(found > 0, "{} holds no public key; name the file that ends in .pub", file.display());
+        ensure!(
+            found > 0,
+            "{} holds no public key that sandboxes accept (ed25519 or ecdsa); name the file that ends in .pub",
+            file.display()
+        );
     }
     if files.is_empty() {
         if let Some(home) = std::env::var_os("HOME") {
@@ -79,11 +83,14 @@ impl Keys {
     }
 }
 
-/// The key itself of a line `TYPE KEY [COMMENT]`; certificates are none.
+/// How the types begin that the SSH server of a sandbox takes.
+const TYPES: [&str; 4] = ["ssh-ed25519", "ecdsa-sha2-nistp", "sk-ssh-ed25519@", "sk-ecdsa-sha2-nistp256@"];
+
+/// The key itself of a line `TYPE KEY [COMMENT]`; certificates are none, and keys of other types would be refused.
 fn material(line: &str) -> Option<&str> {
     let mut words = line.split_ascii_whitespace();
     let (kind, material) = (words.next()?, words.next()?);
-    let known = ["ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-"].iter().any(|prefix| kind.starts_with(prefix));
+    let known = TYPES.iter().any(|prefix| kind.starts_with(prefix));
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"+/=".contains(&b);
     let fits = line.len() <= LONGEST && material.starts_with("AAAA") && material.bytes().all(plain);
     (known && fits && !kind.contains("-cert-")).then_some(material)
@@ -102,6 +109,7 @@ mod tests {
         put("c-cert.pub", "ssh-ed25519-cert-v01@openssh.com AAAAC me\n");
         put("d.pub", "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAAD\n");
         put("id", "ssh-ed25519 AAAAX\n");
+        put("rsa.pub", "ssh-rsa AAAAR me@here\n");
         let mut keys = Keys::default();
         keys.add_directory(dir.path());
         keys.add("ssh-ed25519 AAAAB another comment\n# x\n\n");

@@ -277,6 +277,24 @@ fn services(asked: &[ServiceRequest]) -> ApiResult<Vec<Service>> {
     Ok(all)
 }
 
+/// The types of keys that the SSH server of a sandbox takes.
+const KEY_TYPES: [&str; 6] = [
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "sk-ssh-ed25519@openssh.com",
+    "sk-ecdsa-sha2-nistp256@openssh.com",
+];
+
+/// A line as in `authorized_keys`, options before the type allowed. What the key itself is, the server in the sandbox finds out.
+fn is_key(line: &str) -> bool {
+    let mut words = line.split_whitespace().skip_while(|word| !KEY_TYPES.contains(word));
+    !line.contains(['\n', '\r'])
+        && words.next().is_some()
+        && words.next().is_some_and(|key| key.starts_with("AAAA"))
+}
+
 fn service(at: &str, asked: &ServiceRequest) -> ApiResult<Service> {
     let wrong = |what: &str| Err(ApiError::invalid_parameter(format!("{at}.{what}")));
     if !is_service_name(&asked.name) {
@@ -286,6 +304,11 @@ fn service(at: &str, asked: &ServiceRequest) -> ApiResult<Service> {
     let custom = !matches!(asked.name.as_str(), "code-server" | "ssh" | "terminal");
     foreign(!custom && asked.command.is_some(), "command is for services with a name of your own")?;
     foreign(asked.name != "ssh" && !asked.authorized_keys.is_empty(), "authorizedKeys is for ssh")?;
+    if !asked.authorized_keys.iter().all(|line| is_key(line)) {
+        return wrong(
+            "authorizedKeys must be lines with an ed25519 or ecdsa public key; RSA is not accepted",
+        );
+    }
     foreign(asked.name != "ssh" && asked.forwarding.is_some(), "forwarding is for ssh")?;
     foreign(asked.name != "code-server" && asked.folder.is_some(), "folder is for code-server")?;
     let port = asked.port.and_then(|port| u16::try_from(port).ok());

@@ -108,6 +108,12 @@ fn every_refusal_has_its_code() {
         (probed(json!({"timeoutSeconds": 0})), parameter),
         (probed(json!({"timeoutSeconds": u64::MAX})), parameter),
         (probed(json!({"threshold": 101})), parameter),
+        (json!({"services": [{"name": "ssh", "authorizedKeys": ["ssh-rsa AAAAB3 me"]}]}), parameter),
+        (json!({"services": [{"name": "ssh", "authorizedKeys": ["ssh-ed25519 AAAAC3 me", "x"]}]}), parameter),
+        (
+            json!({"services": [{"name": "ssh", "authorizedKeys": ["ssh-ed25519 AAAAC3\nssh-rsa AAAAB3"]}]}),
+            parameter,
+        ),
         (json!({"services": [{"name": "app"}]}), parameter),
         (json!({"services": [{"name": "bridge", "command": ["x"]}]}), parameter),
         (json!({"services": [{"name": "ssh"}, {"name": "ssh"}]}), parameter),
@@ -188,6 +194,8 @@ fn the_example_of_the_contract() {
     assert_eq!(source.image_build.fit, BuildMatch::Exact);
     assert!(source.image_build.recipe.is_null());
     assert_eq!(source.services[0].port, Some(CODE_SERVER_PORT));
+    let key = "command=\"echo hi\",no-pty sk-ssh-ed25519@openssh.com AAAAG me@here";
+    assert!(run(json!({"services": [{"name": "ssh", "authorizedKeys": [key]}]})).is_ok());
     assert_eq!(confidential.build_secrets["NPM_TOKEN"], "hunter3");
     let (least, _) = run(json!({})).unwrap();
     assert_eq!((least.lease, least.repositories[0].path.as_str()), (Lease::default(), "/workspace/web"));
