@@ -267,11 +267,13 @@ def test_the_host_key_stays_over_pause_and_restarts(stack, spaces, git, keys):
     assert client.ssh("true").returncode == 0
     assert spaces.http.post(f"/v1/sandboxes/{identity}/services/ssh/restart").status_code == 202
     assert wait_for(lambda: client.ssh("true").returncode == 0, 60)
+    anew = spaces.until_service(identity, "ssh", lambda ssh: ssh["restartCount"] >= 1 and ssh["state"] == "Ready")
     stack.kill()
     stack.start()
     spaces.until_ready(identity)
     assert client.ssh("true").returncode == 0
-    assert spaces.services(identity)["ssh"]["hostKey"] == host_key
+    shown = spaces.services(identity)["ssh"]
+    assert shown["hostKey"] == host_key and shown["startedAt"] == anew["startedAt"] > spaces.show(identity)["createdAt"], (shown, anew)
     answer = access(spaces, identity, "ssh", publicKey=keys.public("bob"))
     certificate = keys.folder / "bob-cert.pub"
     certificate.write_text(answer.json()["credential"]["certificate"] + "\n")

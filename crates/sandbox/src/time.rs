@@ -50,6 +50,30 @@ impl fmt::Display for Timestamp {
     }
 }
 
+/// For what is stored as text because people and other programs read it: `#[serde(default, with = "…::time::text")]`.
+pub mod text {
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    use super::Timestamp;
+
+    /// # Errors
+    /// The serializer's.
+    pub fn serialize<S: Serializer>(at: &Option<Timestamp>, serializer: S) -> Result<S::Ok, S::Error> {
+        match at {
+            Some(at) => serializer.collect_str(at),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    /// # Errors
+    /// When it is no instant of RFC 3339.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Timestamp>, D::Error> {
+        let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+        let at: jiff::Timestamp = text.parse().map_err(de::Error::custom)?;
+        Ok(Some(Timestamp::clamped(at.as_millisecond())))
+    }
+}
+
 /// The only source of "now" for decisions. Monotonic time is for measuring only.
 pub trait Clock: Send + Sync + 'static {
     /// The current instant.

@@ -64,6 +64,7 @@ async fn a_page_tells_a_whole_life_and_outlives_the_sandbox() {
     assert_eq!(items[9]["data"], json!({"reason": "user_delete"}));
     let seqs: Vec<_> = items.iter().map(|e| e["seq"].as_u64().unwrap()).collect();
     assert!(seqs.is_sorted_by(|a, b| a < b), "{seqs:?}");
+    assert!(items.iter().all(|e| e["generation"] == 1), "{page}");
     assert_eq!((page["lastSeq"].as_u64(), page["hasMore"].as_bool()), (seqs.last().copied(), Some(false)));
 
     let two = service.get(&format!("{}?limit=2&after={}", path(&id), seqs[1])).await.body;
@@ -97,7 +98,7 @@ async fn a_stream_begins_with_the_sandbox_and_ends_with_its_end() {
     let first = stream.next().await.unwrap();
     let shown = service.get(&format!("/v1/sandboxes/{id}")).await.body;
     assert_eq!((first.kind.as_str(), &first.data["data"]), ("sandbox.snapshot", &shown));
-    assert_eq!(first.id, first.data["seq"].as_u64());
+    assert_eq!((first.id, &first.data["generation"]), (first.data["seq"].as_u64(), &json!(1)));
 
     service.engine.pause(&id).await.unwrap();
     let next = stream.next().await.unwrap();

@@ -700,7 +700,7 @@ async fn a_delete_at_every_step_leaves_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn services_are_shown_and_commanded() {
-    let stage = Stage::new(Fate::Found).await;
+    let mut stage = Stage::new(Fate::Found).await;
     let id = stage.create(asked()).await;
     stage.until(&id, "Pending", "agent_connecting").await;
     let services = format!("/v1/sandboxes/{id}/services");
@@ -710,7 +710,7 @@ async fn services_are_shown_and_commanded() {
     );
     let mut bridge = stage.agent(&id);
     let change = json!({"name": "app", "kind": "custom", "from": "Starting", "to": "Ready", "required": true,
-        "restartCount": 2});
+        "restartCount": 2, "lastExit": {"signal": 9}, "startedAt": "2026-01-01T00:00:00.500000Z"});
     tell(&bridge, "service.state_changed", &change);
     tell(&bridge, "boot.completed", &json!({"warnings": 0}));
     stage.until(&id, "Running", "ready").await;
@@ -722,6 +722,14 @@ async fn services_are_shown_and_commanded() {
         (&app["state"], &app["restartCount"], &app["port"]),
         (&json!("Ready"), &json!(2), &json!(3000))
     );
+    assert_eq!((&app["lastExit"], app.get("lastExitCode")), (&json!({"signal": 9}), None));
+    assert_eq!(app["startedAt"], "2026-01-01T00:00:00.500000Z");
+    let endpoint = stage.service.get(&format!("/v1/sandboxes/{id}/endpoints/3000")).await;
+    assert_eq!((endpoint.status, &app["endpoint"]), (200, &endpoint.body));
+    assert_eq!(listed["items"][0], app);
+    assert!(listed["items"][1].get("endpoint").is_none() && listed["items"][1].get("startedAt").is_none());
+    let summary = stage.get(&id).await["services"][0].clone();
+    assert!(summary["startedAt"] == app["startedAt"] && summary.get("endpoint").is_none(), "{summary}");
     assert_eq!(stage.service.get(&format!("{services}/none")).await.code(), (404, "SERVICE::NOT_FOUND"));
     let path = format!("{services}/app/restart");
     let (answered, ()) = tokio::join!(stage.service.call("POST", &path, Value::Null), async {
@@ -735,6 +743,11 @@ async fn services_are_shown_and_commanded() {
         bridge.handle.settle(command.id, Outcome::failed("SERVICE::BUSY", "not now"));
     });
     assert_eq!(answered.code(), (409, "SANDBOX::INVALID_STATE"));
+    stage.service.restart().await;
+    let kept = stage.service.get(&format!("{services}/app")).await.body;
+    for name in ["startedAt", "lastExit", "restartCount"] {
+        assert_eq!(kept[name], app[name], "{name} outlives the server");
+    }
     bridge.task.abort();
 }
 

@@ -187,6 +187,9 @@ pub struct ServiceChange {
     pub restart_count: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_exit: Option<Exit>,
+    /// When what runs now, or ran last, was started.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "sandglass_sandbox::time::text")]
+    pub started_at: Option<Timestamp>,
     /// Why, where something went wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -245,6 +248,26 @@ mod tests {
         assert_eq!(
             serde_json::to_string(&finished).unwrap(),
             r#"{"type":"boot.phase_finished","data":{"phase":"setup","step":"web","outcome":"done","durationMs":5}}"#
+        );
+        let change = ServiceChange {
+            name: "app".into(),
+            kind: Kind::Custom,
+            from: State::Ready,
+            to: State::Failed,
+            required: false,
+            restart_count: 2,
+            last_exit: Some(Exit::Signal(9)),
+            started_at: Some(Timestamp::clamped(1_893_456_000_500)),
+            error: None,
+        };
+        let json = r#"{"name":"app","kind":"custom","from":"Ready","to":"Failed","required":false,"restartCount":2,"lastExit":{"signal":9},"startedAt":"2030-01-01T00:00:00.500000Z"}"#;
+        assert_eq!(serde_json::to_string(&change).unwrap(), json);
+        assert_eq!(serde_json::from_str::<ServiceChange>(json).unwrap(), change);
+        let early = json.replace(r#","startedAt":"2030-01-01T00:00:00.500000Z""#, "");
+        assert_eq!(
+            serde_json::from_str::<ServiceChange>(&early).unwrap().started_at,
+            None,
+            "of an earlier agent"
         );
     }
 }

@@ -15,6 +15,8 @@ pub struct SandboxEvent {
     #[serde(rename = "type")]
     pub kind: String,
     pub time: WireTime,
+    /// Of the sandbox that it happened to. A sandbox has one box in its life so far, so it is 1.
+    pub generation: u64,
     /// What the type tells: for a change of state `to`, `from` where it is known, and `reason`; for `sandbox.snapshot` the sandbox.
     #[schema(value_type = Object)]
     pub data: Map<String, Value>,

@@ -347,11 +347,30 @@ pub struct SandboxService {
     pub restart_count: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_exit_code: Option<i32>,
+    /// How its process last ended, once one has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_exit: Option<ServiceExit>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
+    /// When the process that runs, or ran last, was started; absent while none was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<WireTime>,
+    /// Of its port, where it has one that can be reached now. Told by the routes of services alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<Endpoint>,
     /// Of `ssh`, once it has started for the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_key: Option<SshHostKey>,
+}
+
+/// How a process ended: one of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceExit {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
 }
 
 /// The key by which an SSH server is known.

@@ -2,7 +2,7 @@
 
 use sandglass_api::lifecycle::{
     Sandbox, SandboxAgent, SandboxFailure, SandboxProgress, SandboxRepository, SandboxService, SandboxSource,
-    SshHostKey,
+    ServiceExit, SshHostKey,
 };
 use sandglass_sandbox::{
     Timestamp,
@@ -21,7 +21,7 @@ use crate::{
     workspace::{AgentView, HostKey, ServiceView, Workspaces},
 };
 
-/// There is one box to a sandbox so far.
+/// There is one box to a sandbox so far: a resume goes on with the same one, a restore makes another sandbox.
 pub(super) const GENERATION: u64 = 1;
 
 /// Where a sandbox that is made from a repository comes from.
@@ -100,7 +100,10 @@ pub(super) fn service(view: &ServiceView) -> SandboxService {
         port: view.port,
         restart_count: view.restart_count,
         last_exit_code: view.last_exit.and_then(Exit::code),
+        last_exit: view.last_exit.map(|exit| ServiceExit { code: exit.code(), signal: exit.signal() }),
         last_error: view.last_error.clone(),
+        started_at: view.started_at.map(Into::into),
+        endpoint: None,
         host_key: view.host_key.as_ref().map(host_key),
     }
 }

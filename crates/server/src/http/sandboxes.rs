@@ -22,7 +22,10 @@ use super::{
     pools, present, snapshots, validate,
 };
 use crate::{
-    engine::commit::{EngineError, NewSandbox},
+    engine::{
+        commit::{EngineError, NewSandbox},
+        index::Entry,
+    },
     ingress::{EndpointQuery, Mount, Vantage, answer_endpoint, check_endpoint},
     telemetry::belonging,
     tenants::Principal,
@@ -274,13 +277,23 @@ pub async fn endpoint(
     let gateway = app.minting.as_deref();
     check_endpoint(asked, gateway, now).map_err(engine_errors::of_refusal)?;
     let entry = app.find(&principal, &id)?;
-    let target = app.target(&entry).ok_or_else(ApiError::sandbox_not_found)?;
+    endpoint_of(&app, &entry, asked, (&uri, &headers)).map(Json)
+}
+
+/// The endpoint that is asked for, as it is for whoever asks so. `uri` is the original one.
+pub(super) fn endpoint_of(
+    app: &App,
+    entry: &Entry,
+    asked: EndpointQuery,
+    (uri, headers): (&Uri, &HeaderMap),
+) -> ApiResult<Endpoint> {
+    let target = app.target(entry).ok_or_else(ApiError::sandbox_not_found)?;
     let public_host = app.public_host();
-    let vantage = vantage(&app, &uri, &headers, &public_host)?;
+    let vantage = vantage(app, uri, headers, &public_host)?;
     let answer =
         answer_endpoint(asked, vantage, &entry.id.to_string(), &target).map_err(engine_errors::of_refusal)?;
     let headers = answer.headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    Ok(Json(Endpoint { endpoint: answer.endpoint, headers }))
+    Ok(Endpoint { endpoint: answer.endpoint, headers })
 }
 
 /// From where a request asks how to get into sandboxes. `uri` is the original one.

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{OriginalUri, Path, State},
 };
-use http::StatusCode;
+use http::{HeaderMap, StatusCode, Uri};
 use sandglass_api::lifecycle::{SandboxService, SandboxServices};
 use sandglass_bridge::wire::Command;
 use sandglass_sandbox::{lifecycle::state::State as Lifecycle, source::RepositorySource};
@@ -16,10 +16,11 @@ use super::{
     error::{ApiError, ApiResult, Code},
     fields::Findings,
     parse::RawBody,
-    present,
+    present, sandboxes,
 };
 use crate::{
     engine::index::Entry,
+    ingress::EndpointQuery,
     tenants::Principal,
     workspace::{BRIDGE, NotCommanded, ServiceView, Workspaces},
 };
@@ -77,6 +78,28 @@ impl<'a> Served<'a> {
     }
 }
 
+/// From where services are looked at, which decides how they are reached.
+struct Viewer<'a> {
+    app: &'a App,
+    uri: &'a Uri,
+    headers: &'a HeaderMap,
+}
+
+impl Viewer<'_> {
+    /// Adds what `GET …/endpoints/{port}` answers without a query, where it answers.
+    fn see(&self, entry: &Entry, service: SandboxService) -> SandboxService {
+        let endpoint = service.port.and_then(|port| {
+            let asked = EndpointQuery { port: port.into(), use_server_proxy: false, expires: None };
+            sandboxes::endpoint_of(self.app, entry, asked, (self.uri, self.headers)).ok()
+        });
+        SandboxService { endpoint, ..service }
+    }
+
+    fn one(&self, served: &Served<'_>, name: &str) -> ApiResult<Json<SandboxService>> {
+        Ok(Json(self.see(&served.entry, present::service(&served.one(name)?))))
+    }
+}
+
 fn not_found() -> ApiError {
     ApiError::new(Code::ServiceNotFound, "the sandbox has no such service")
 }
@@ -94,9 +117,14 @@ pub async fn list(
     State(app): State<App>,
     principal: Principal,
     Path(id): Path<String>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
 ) -> ApiResult<Json<SandboxServices>> {
-    let shown = app.show(&app.find(&principal, &id)?);
-    Ok(Json(SandboxServices { items: shown.services.unwrap_or_default() }))
+    let entry = app.find(&principal, &id)?;
+    let viewer = Viewer { app: &app, uri: &uri, headers: &headers };
+    let services = app.show(&entry).services.unwrap_or_default();
+    let items = services.into_iter().map(|service| viewer.see(&entry, service)).collect();
+    Ok(Json(SandboxServices { items }))
 }
 
 /// `GET /sandboxes/{id}/services/{name}`
@@ -104,9 +132,11 @@ pub async fn get(
     State(app): State<App>,
     principal: Principal,
     Path((id, name)): Path<(String, String)>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
 ) -> ApiResult<Json<SandboxService>> {
     let served = Served::find(&app, &principal, &id)?;
-    Ok(Json(present::service(&served.one(&name)?)))
+    Viewer { app: &app, uri: &uri, headers: &headers }.one(&served, &name)
 }
 
 /// `PUT /sandboxes/{id}/services/{name}`
@@ -114,6 +144,8 @@ pub async fn switch(
     State(app): State<App>,
     principal: Principal,
     Path((id, name)): Path<(String, String)>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
     body: RawBody,
 ) -> ApiResult<Json<SandboxService>> {
     let value = body.required()?;
@@ -128,7 +160,7 @@ pub async fn switch(
         Command::ServiceStop { name: name.clone() }
     };
     served.command(&name, command).await?;
-    Ok(Json(present::service(&served.one(&name)?)))
+    Viewer { app: &app, uri: &uri, headers: &headers }.one(&served, &name)
 }
 
 /// `POST /sandboxes/{id}/services/{name}/restart`

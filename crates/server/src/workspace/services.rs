@@ -39,6 +39,8 @@ pub struct ServiceView {
     pub restart_count: u64,
     pub last_exit: Option<Exit>,
     pub last_error: Option<String>,
+    /// When the process that runs, or ran last, was started; agents of earlier versions do not tell.
+    pub started_at: Option<Timestamp>,
     /// Of an SSH server, once it has told.
     pub host_key: Option<HostKey>,
 }
@@ -126,6 +128,7 @@ impl Workspaces {
                 restart_count: change.map_or(0, |change| change.restart_count),
                 last_exit: change.and_then(|change| change.last_exit),
                 last_error: change.and_then(|change| change.error.clone()),
+                started_at: change.and_then(|change| change.started_at),
                 host_key: kept.as_ref().and_then(|kept| kept.host_keys.get(&service.name).cloned()),
             }
         };
@@ -145,6 +148,7 @@ impl Workspaces {
             restart_count: 0,
             last_exit: None,
             last_error: None,
+            started_at: None,
             host_key: None,
         });
         views

@@ -12,7 +12,7 @@ use sandglass_sandbox::{
     ports::store::EventRecord,
 };
 use sandglass_supervise::{
-    report::{self, Event as Report},
+    report::{self, Event as Report, ServiceChange},
     service::state::State as ServiceState,
 };
 use serde::Deserialize;
@@ -165,7 +165,9 @@ fn take(kept: &mut Kept, report: &Report, now: Timestamp) -> bool {
                     facts.failed_services.push(change.name.clone());
                 }
             }
-            kept.services.insert(change.name.clone(), change.clone());
+            // A clock in a box may be ahead; nothing was started in the future.
+            let started_at = change.started_at.map(|at| at.min(now));
+            kept.services.insert(change.name.clone(), ServiceChange { started_at, ..change.clone() });
             true
         }
     }
@@ -323,6 +325,28 @@ mod tests {
         tell(&mut kept, "service.state_changed", &change("Failed", "Starting")).unwrap();
         assert!(kept.facts.failed_services.is_empty());
         assert_eq!(kept.services["app"].restart_count, 5);
+    }
+
+    #[test]
+    fn a_start_is_kept_as_it_is_told_and_is_never_in_the_future() {
+        let mut kept = Kept::fresh(now());
+        let change = |to: &str, started: &str| {
+            let mut change = json!({"name": "app", "kind": "custom", "from": "Starting", "to": to, "required": false,
+                "restartCount": 0, "lastExit": {"signal": 9}});
+            if !started.is_empty() {
+                change["startedAt"] = json!(started);
+            }
+            change
+        };
+        tell(&mut kept, "service.state_changed", &change("Starting", "")).unwrap();
+        assert_eq!(kept.services["app"].started_at, None);
+        tell(&mut kept, "service.state_changed", &change("Ready", "1970-01-01T00:16:39Z")).unwrap();
+        assert_eq!(kept.services["app"].started_at, Some(Timestamp::clamped(999_000)));
+        let stored = serde_json::to_value(&kept).unwrap();
+        let read: Kept = serde_json::from_value(stored).unwrap();
+        assert_eq!(read.services, kept.services);
+        tell(&mut kept, "service.state_changed", &change("Ready", "2030-01-01T00:00:00Z")).unwrap();
+        assert_eq!(kept.services["app"].started_at, Some(now()));
     }
 
     #[test]

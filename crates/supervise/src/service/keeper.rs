@@ -186,10 +186,6 @@ impl Keeper {
         let mut input = Some(input);
         while let Some(next) = input.take() {
             let step = self.machine.handle(next, self.ports.clock.now(), self.ports.draw.next())?;
-            if let Some(change) = step.change {
-                self.changed_at = self.ports.clock.wall();
-                self.report(change);
-            }
             input = match step.action {
                 Some(Action::Launch) => self.launch(),
                 Some(Action::End) => {
@@ -201,6 +197,11 @@ impl Keeper {
                 }
                 None => None,
             };
+            // After the start, whose moment is told with it.
+            if let Some(change) = step.change {
+                self.changed_at = self.ports.clock.wall();
+                self.report(change);
+            }
         }
         self.show();
         Ok(())
@@ -251,6 +252,7 @@ impl Keeper {
             required: self.definition.required,
             restart_count: self.machine.restarted(),
             last_exit: self.machine.last_exit(),
+            started_at: self.started_at,
             error: self.machine.last_error().filter(|_| troubled).map(str::to_owned),
         }));
         if !self.definition.required {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sandglass_supervise::ports::{BuiltinRun, Builtins, Exit, SpawnError};
+use sandglass_supervise::report::Event;
 use sandglass_supervise::service::definition::{Check, Probe, RestartPolicy, Run};
 use sandglass_supervise::service::restart::Backoff;
 use sandglass_supervise::service::{Health, ServiceDefinition, ServiceError, Services, State};
@@ -66,6 +67,27 @@ async fn a_killed_service_is_restarted_with_back_off_and_counted() {
     let starts: Vec<f64> =
         world.spawn.story().into_iter().map(|(at, _)| (at * 10.0).round() / 10.0).collect();
     assert_eq!(starts, [0.0, 1.5, 4.0, 8.5]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_change_tells_when_a_process_was_started_if_one_was() {
+    let world = World::new();
+    world.spawn.act("web", Act::forever());
+    let services = started(&world, [service("web"), service("absent")]).await;
+    reaches(&services, "web", State::Ready).await;
+    reaches(&services, "absent", State::Failed).await;
+    let told = |name: &str| -> Vec<_> {
+        let changes = world.heard.reports().into_iter().filter_map(|report| match report.event {
+            Event::ServiceChanged(change) if change.name == name => Some((change.to, change.started_at)),
+            _ => None,
+        });
+        changes.collect()
+    };
+    let at = services.snapshot("web").unwrap().started_at;
+    assert!(at.is_some());
+    assert_eq!(told("web"), [(State::Starting, at), (State::Ready, at)]);
+    let absent = told("absent");
+    assert!(absent.len() > 2 && absent.iter().all(|(_, at)| at.is_none()), "{absent:?}");
 }
 
 #[tokio::test(start_paused = true)]

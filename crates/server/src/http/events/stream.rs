@@ -26,6 +26,7 @@ use crate::{
     http::{
         App,
         error::{ApiError, ApiResult},
+        present_workspace::GENERATION,
     },
     tenants::Caller,
 };
@@ -188,7 +189,8 @@ impl Reader {
     }
 
     fn event(&self, seq: u64, kind: &str, data: Map<String, Value>) -> SandboxEvent {
-        SandboxEvent { seq, kind: kind.to_owned(), time: self.engine.clock().now().into(), data }
+        let time = self.engine.clock().now().into();
+        SandboxEvent { seq, kind: kind.to_owned(), time, generation: GENERATION, data }
     }
 }
 

@@ -6,9 +6,12 @@ use sandglass_api::lifecycle::SandboxEvent;
 use sandglass_sandbox::{lifecycle::state::State, ports::store::SequencedEvent};
 use serde_json::{Map, Value, json};
 
-use crate::engine::{
-    history::{OWNER, RECORD, REMOVED},
-    provision::{GIVEN_UP, READY},
+use crate::{
+    engine::{
+        history::{OWNER, RECORD, REMOVED},
+        provision::{GIVEN_UP, READY},
+    },
+    http::present_workspace::GENERATION,
 };
 
 /// After which nothing comes.
@@ -158,6 +161,7 @@ pub fn event(line: &SequencedEvent) -> Option<SandboxEvent> {
         seq: line.seq,
         kind: name,
         time: line.event.at.into(),
+        generation: GENERATION,
         data: data(kind, shape, &line.event.message),
     })
 }
