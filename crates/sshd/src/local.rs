@@ -85,6 +85,10 @@ fn become_leader(command: &mut std::process::Command, account: &Account, termina
         // SAFETY: system calls on numbers and on `groups`, whose length goes with it; nothing allocates. The raw calls
         // leave out what libc would do to tell threads that a fresh child has not got.
         let failed = unsafe {
+            // What whoever started the server ignored, a person's Ctrl-C for one, is for the program to decide.
+            for signal in 1..32 {
+                libc::signal(signal, libc::SIG_DFL);
+            }
             libc::setsid() < 0
                 || (terminal && libc::ioctl(0, libc::TIOCSCTTY, 0) < 0)
                 || (switching

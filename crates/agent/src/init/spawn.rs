@@ -134,7 +134,7 @@ impl Launch<'_> {
         command.stdin(stdio(self.stdin)).stdout(stdio(self.stdout)).stderr(stdio(self.stderr));
         let switching = self.identity.filter(|id| !is_own(id));
         // Before the rights go that it takes.
-        restore_limits(&mut command);
+        restore_defaults(&mut command);
         hardening::before_switch(&mut command);
         if let Some(identity) = switching {
             switch_identity(&mut command, identity);
@@ -221,12 +221,17 @@ fn die_with_parent(command: &mut Command) {
     unsafe { command.pre_exec(tie) };
 }
 
-/// Gives a program the limits the agent was started with, and makes it what the kernel kills first when memory is
+/// Gives a program the limits the agent was started with and the signals as they are by default, and makes it what the kernel kills first when memory is
 /// short: a box of many small processes must not lose its agent, which is then the largest of them.
-fn restore_limits(command: &mut Command) {
+fn restore_defaults(command: &mut Command) {
     const MORE_LIKELY: &[u8] = b"200";
     let nofile = super::nofile_of_programs();
     let restore = move || {
+        // Signals that whoever started the agent ignored would be ignored by every program, Ctrl-C in terminals for one.
+        for signal in 1..32 {
+            // SAFETY: a plain call; those that cannot be changed stay.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
         if let Some(limit) = &nofile {
             // SAFETY: reads one struct that lives in the closure.
             unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) };

@@ -159,6 +159,16 @@ fn a_boot_that_cannot_start_says_why() {
 }
 
 #[test]
+fn programs_ignore_no_signal_that_the_agent_was_started_to_ignore() {
+    let mut ignoring = Command::new("sh");
+    ignoring.args(["-c", "trap '' HUP INT QUIT TERM; exec \"$0\" \"$@\"", BINARY]);
+    let agent = Agent::launch(ignoring, &[], &[]);
+    let text = agent.shell("grep SigIgn /proc/self/status; echo end").text();
+    let ignored = text.split("SigIgn:\\t").nth(1).and_then(|rest| rest.get(..16)).unwrap();
+    assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & 0x7fff_ffff, 0, "{text}");
+}
+
+#[test]
 fn pid_one_reaps_everything_and_cannot_be_killed_from_inside() {
     if !root() {
         return;
