@@ -2,8 +2,6 @@
 
 use std::io::ErrorKind;
 
-use super::access::Access;
-use super::checkout::Checkout;
 use super::failure::{FailureClass, GitError};
 use super::process::Call;
 use super::{Control, Git};
@@ -25,19 +23,17 @@ const FILTERS: &[(&str, &str)] = &[
 ];
 
 impl Git {
-    /// Replaces the pointers of large files by the files, in the repository and its submodules.
+    /// Replaces the pointers of large files by the files, in the repository of a call and its submodules.
     pub(super) async fn get_large_files(
         &self,
-        wanted: &Checkout<'_>,
-        access: &Access,
+        of: &Call<'_>,
         submodules: &[String],
         control: Control<'_>,
     ) -> Result<(), GitError> {
         for path in std::iter::once("").chain(submodules.iter().map(String::as_str)) {
-            let folder = wanted.folder.join(path);
-            let mut call = Call::new(OPERATION, wanted.remote, access, &folder);
-            self.check_store(&call, control).await?;
-            call.configuration = FILTERS;
+            let folder = of.folder.join(path);
+            self.check_store(&Call::new(OPERATION, of.remote, of.access, &folder), control).await?;
+            let call = Call { operation: OPERATION, folder: &folder, configuration: FILTERS, ..*of };
             self.run(&call, &["lfs", "pull", "origin"], control).await.map_err(|error| {
                 if error.tail.contains("'lfs' is not a git command") {
                     return GitError::new(
