@@ -266,12 +266,17 @@ fn normalise_path(path: &str) -> Result<String, String> {
         if component.starts_with('-') || decoded.first() == Some(&b'-') {
             return Err("a component of the path starts with a dash".into());
         }
-        if decoded.iter().any(|byte| byte.is_ascii_control() || *byte == b'/') {
-            return Err("the path hides a slash or control character in percent-encoding".into());
+        let text = String::from_utf8(decoded);
+        if !text.is_ok_and(|text| !text.contains(|c: char| c.is_control() || c == '/')) {
+            return Err(
+                "the path hides a slash, a control character or what is no UTF-8 in percent-encoding".into(),
+            );
         }
     }
     let last = components.rsplit('/').next().unwrap_or_default();
-    if last == ".git" {
+    let last = percent_encoding::percent_decode_str(last).decode_utf8_lossy();
+    // Without `.git` it is the same repository, and has to have a name all the same.
+    if matches!(last.strip_suffix(".git"), Some("" | "." | "..")) {
         return Err("the repository has no name".into());
     }
     Ok(trimmed.to_owned())

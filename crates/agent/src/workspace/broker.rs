@@ -52,15 +52,7 @@ pub fn export(document: &Document, env: &mut Env) {
     let quoted = |path: &Path| format!("'{}'", path.display().to_string().replace('\'', r"'\''"));
     let helper =
         format!("!{} {} {}", quoted(&agent), super::inside::GIT_CREDENTIAL, quoted(&socket(document)));
-    let mut settings = Vec::new();
-    for url in secret_repositories(&document.workspace) {
-        let place = format!("credential.{}://{}", url.scheme().as_str(), url.authority());
-        if settings.iter().any(|(name, _): &(String, String)| name.starts_with(&place)) {
-            continue;
-        }
-        settings.push((format!("{place}.useHttpPath"), "true".into()));
-        settings.push((format!("{place}.helper"), helper.clone()));
-    }
+    let mut settings = helpers(&document.workspace, &helper);
     if let Some(authorities) = &document.workspace.git.authorities {
         settings.push(("http.sslCAInfo".into(), authorities.display().to_string()));
     }
@@ -77,6 +69,21 @@ pub fn export(document: &Document, env: &mut Env) {
     if !settings.is_empty() {
         env.insert("GIT_CONFIG_COUNT".into(), (first + settings.len()).to_string());
     }
+}
+
+/// Settings of git that have it ask this program about every host with a repository for which the server has a credential.
+fn helpers(told: &Told, helper: &str) -> Vec<(String, String)> {
+    let mut settings = Vec::new();
+    for url in secret_repositories(told) {
+        let place = format!("credential.{}://{}", url.scheme().as_str(), url.authority());
+        let setting = (format!("{place}.helper"), helper.to_owned());
+        // Compared as a whole: the name of one host may be the beginning of another's.
+        if !settings.contains(&setting) {
+            settings.push((format!("{place}.useHttpPath"), "true".into()));
+            settings.push(setting);
+        }
+    }
+    settings
 }
 
 fn secret_repositories(told: &Told) -> impl Iterator<Item = RepositoryUrl> + '_ {
@@ -196,6 +203,32 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn each_host_has_its_helper_once() {
+        let repositories: Vec<_> = [
+            "https://git.example:8443/acme/web.git",
+            "https://git.example.org/acme/web.git",
+            "https://git.example/acme/web.git",
+            "https://git.example/acme/other.git",
+        ]
+        .iter()
+        .map(|url| json!({ "url": url, "commit": "0".repeat(40), "path": "/workspace", "credential": true }))
+        .collect();
+        let told: Told = serde_json::from_value(json!({
+            "sandboxId": "7b0f7d1e-5f0a-4c1e-9a53-0d6e2b1f4a10", "generation": 1,
+            "bridge": { "way": "pull" }, "repositories": repositories,
+        }))
+        .unwrap();
+        let settings = helpers(&told, "ask");
+        let mut places: Vec<&str> = settings
+            .iter()
+            .filter_map(|(name, _)| name.strip_prefix("credential.")?.strip_suffix(".helper"))
+            .collect();
+        places.sort_unstable();
+        assert_eq!(settings.len(), 2 * places.len());
+        assert_eq!(places, ["https://git.example", "https://git.example.org", "https://git.example:8443"]);
+    }
 
     #[test]
     fn what_the_document_does_not_declare_is_not_asked_for() {

@@ -576,12 +576,12 @@ fn a_private_repository_is_fetched_with_the_credential_of_the_server() {
 
 #[test]
 fn git_gets_credentials_for_declared_repositories_and_keeps_none() {
-    let stage = Stage::with_repositories(&[("git.example", "acme/web")]);
+    let stage = Stage::with_repositories(&[("git.example", "my%20org/web%2B.git")]);
     let agent = stage.start(
         json!({
             "source": "image",
             "boot": { "onSyncFailure": "warn" },
-            "repositories": [{ "url": "https://git.example/acme/web.git", "commit": "0".repeat(40),
+            "repositories": [{ "url": "https://git.example/my%20org/web%2B.git", "commit": "0".repeat(40),
                 "path": stage.path("workspace/web"), "credential": true }],
             // Nothing is reached, and nothing outside this machine is asked.
             "git": { "hosts": ["nowhere.example"] },
@@ -596,7 +596,7 @@ fn git_gets_credentials_for_declared_repositories_and_keeps_none() {
         );
         agent.shell(&ask).text()
     };
-    let given = fill("acme/web.git");
+    let given = fill("my org/web+.git");
     assert!(given.contains(&format!("password={PASSWORD}")), "{given}");
     let refused = fill("acme/other.git");
     assert!(!refused.contains(PASSWORD) && refused.contains("does not declare this repository"), "{refused}");

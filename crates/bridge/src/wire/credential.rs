@@ -10,7 +10,7 @@ use super::Secret;
 pub struct GitCredentialRequest {
     /// With a port where it is not the scheme's own.
     pub host: String,
-    /// As in the address, with or without `.git`.
+    /// As in the address but without its escapes, which is how git asks; with or without `.git`.
     pub path: String,
 }
 

@@ -120,20 +120,20 @@ fn plain(path: &Path) -> Result<(), GitError> {
 /// A program that prints the user or the password when asked for exactly this repository, and fails otherwise.
 ///
 /// Git asks in words that hold the address, also after a redirect and for addresses that a repository names; so they are compared as a
-/// whole or from their beginning, never searched. The grammar of addresses leaves nothing in them that a shell would interpret.
+/// whole or from their beginning, never searched.
 fn askpass_script(folder: &Path, remote: Remote<'_>, username: &str, scope: Scope) -> String {
     let scheme = remote.url.scheme().as_str();
     let authority = remote.url.authority();
-    let path = remote.url.path();
-    let mut users = vec![
-        username.to_owned(),
-        percent_encoding::utf8_percent_encode(username, percent_encoding::NON_ALPHANUMERIC).to_string(),
-    ];
-    users.push(users[1].replace("%2D", "-").replace("%2E", ".").replace("%5F", "_").replace("%7E", "~"));
-    users.sort();
-    users.dedup();
+    let users = forms(username);
+    let path = percent_encoding::percent_decode_str(remote.url.path()).decode_utf8_lossy();
+    let paths: Vec<String> = path.split('/').map(forms).fold(vec![String::new(); FORMS], |paths, part| {
+        paths.iter().zip(part).map(|(path, part)| format!("{path}/{part}")).collect()
+    });
     let patterns = |word: &str, user: &str| match scope {
-        Scope::Repository => vec![quoted(&format!("{word} for '{scheme}://{user}{authority}/{path}': "))],
+        Scope::Repository => paths
+            .iter()
+            .map(|path| quoted(&format!("{word} for '{scheme}://{user}{authority}{path}': ")))
+            .collect(),
         Scope::Host => vec![
             format!("{}*", quoted(&format!("{word} for '{scheme}://{user}{authority}/"))),
             // The large-file client asks with double quotes, and without the path.
@@ -151,6 +151,16 @@ fn askpass_script(folder: &Path, remote: Remote<'_>, username: &str, scope: Scop
     )
 }
 
+/// How many ways there are to write a part of an address.
+const FORMS: usize = 3;
+
+/// A part of an address as git may write it in a question: as it is, and with escapes, of which some programs spare what needs none.
+fn forms(part: &str) -> [String; FORMS] {
+    let all = percent_encoding::utf8_percent_encode(part, percent_encoding::NON_ALPHANUMERIC).to_string();
+    let few = all.replace("%2D", "-").replace("%2E", ".").replace("%5F", "_").replace("%7E", "~");
+    [part.to_owned(), all, few]
+}
+
 /// A word of the shell in which nothing is interpreted.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
@@ -163,7 +173,9 @@ mod tests {
     use crate::spec::Policy;
     use crate::{HostAllowList, RepositoryUrl, WorkspaceRoot};
 
-    fn answers(scope: Scope, username: &str, prompt: &str) -> Option<String> {
+    const WEB: &str = "https://github.com/acme/web.git";
+
+    fn answers(url: &str, scope: Scope, username: &str, prompt: &str) -> Option<String> {
         let scratch = tempfile::tempdir().unwrap();
         let settings = Settings {
             program: "git".into(),
@@ -180,7 +192,7 @@ mod tests {
             authorities: None,
             proxy: None,
         };
-        let url = RepositoryUrl::parse("https://github.com/acme/web.git").unwrap();
+        let url = RepositoryUrl::parse(url).unwrap();
         let credential =
             Credential::Token { username: Some(username.into()), token: Secret::new("the-token") };
         let access =
@@ -197,7 +209,7 @@ mod tests {
 
     #[test]
     fn the_helper_answers_for_its_repository_alone() {
-        let repository = |prompt| answers(Scope::Repository, "bot", prompt);
+        let repository = |prompt| answers(WEB, Scope::Repository, "bot", prompt);
         assert_eq!(repository("Username for 'https://github.com/acme/web.git': ").as_deref(), Some("bot"));
         assert_eq!(
             repository("Password for 'https://bot@github.com/acme/web.git': ").as_deref(),
@@ -219,8 +231,23 @@ mod tests {
     }
 
     #[test]
+    fn the_helper_knows_its_repository_with_escapes_and_without() {
+        let asked = |prompt: &str| {
+            answers("https://github.com/my%20org/it%27s@x.git", Scope::Repository, "bot", prompt)
+        };
+        for path in ["my org/it's@x.git", "my%20org/it%27s%40x.git"] {
+            let prompt = format!("Password for 'https://bot@github.com/{path}': ");
+            assert_eq!(asked(&prompt).as_deref(), Some("the-token"), "{path}");
+        }
+        for path in ["my org/it's@x", "my/it's@x.git", "my%2520org/it%27s%40x.git", "my org'", ""] {
+            let prompt = format!("Password for 'https://bot@github.com/{path}': ");
+            assert_eq!(asked(&prompt), None, "{path}");
+        }
+    }
+
+    #[test]
     fn the_helper_of_a_host_answers_for_the_whole_host_alone() {
-        let host = |prompt| answers(Scope::Host, "a+b's", prompt);
+        let host = |prompt| answers(WEB, Scope::Host, "a+b's", prompt);
         assert_eq!(host("Username for 'https://github.com/acme/lib': ").as_deref(), Some("a+b's"));
         assert_eq!(
             host("Password for 'https://a%2Bb%27s@github.com/acme/lib': ").as_deref(),

@@ -9,6 +9,7 @@ use super::access::{Access, Scope};
 use super::failure::{FailureClass, GitError};
 use super::mirror::{Mirror, object_format, remove_leftovers};
 use super::process::Call;
+use super::quota::Watched;
 use super::resolve::{Resolved, ResolvedKind};
 use super::{Control, Git, Remote};
 
@@ -66,19 +67,23 @@ impl Git {
     ) -> Result<CheckedOut, GitError> {
         let io = |error| GitError::io(OPERATION, "cannot use the folder", &error);
         DirBuilder::new().recursive(true).mode(0o755).create(wanted.folder).map_err(io)?;
+        let watched = Watched::of_checkout(wanted.folder);
         let scope = if wanted.submodules || wanted.lfs { Scope::Host } else { Scope::Repository };
         let access = Access::prepare(&self.settings, wanted.remote, scope)?;
         let call = Call::new(OPERATION, wanted.remote, &access, wanted.folder);
         let state = self.prepare_repository(&call, wanted, control).await?;
         self.get_commit(wanted, &access, state, control).await?;
+        let call = Call { watched: watched.everything(), ..call };
         let branch = self.switch(&call, wanted.resolved, state, control).await?;
         let submodules = if wanted.submodules {
-            self.update_submodules(wanted, &access, control).await?
+            let call = Call { watched: Some(watched), ..call };
+            self.update_submodules(&call, wanted.depth, control).await?
         } else {
             Vec::new()
         };
         if wanted.lfs {
-            self.get_large_files(wanted, &access, &submodules, control).await?;
+            let call = Call { watched: Some(watched), ..call };
+            self.get_large_files(&call, &submodules, control).await?;
         }
         Ok(CheckedOut { commit: wanted.resolved.commit().to_owned(), branch, submodules })
     }
@@ -118,7 +123,8 @@ impl Git {
         control: Control<'_>,
     ) -> Result<(), GitError> {
         let access = Access::prepare(&self.settings, remote, Scope::Repository)?;
-        let call = Call::new("fetch", remote, &access, folder);
+        let mut call = Call::new("fetch", remote, &access, folder);
+        call.watched = Some(Watched::downloads(folder));
         let url = remote.url.to_string();
         let arguments =
             ["fetch", "--progress", "--prune", "--no-tags", "--no-write-fetch-head", "--", &url, BRANCHES];

@@ -5,6 +5,7 @@ use super::checkout::{BRANCHES, Checkout, State};
 use super::failure::{FailureClass, GitError};
 use super::mirror::mirror_url;
 use super::process::Call;
+use super::quota::Watched;
 use super::{Control, Git};
 
 const OPERATION: &str = "fetch";
@@ -21,6 +22,7 @@ impl Git {
         control: Control<'_>,
     ) -> Result<(), GitError> {
         let mut call = Call::new(OPERATION, wanted.remote, access, wanted.folder);
+        call.watched = Some(Watched::downloads(wanted.folder));
         let commit = wanted.resolved.commit();
         if state == State::Used && self.has_commit(&call, commit, control).await? {
             return Ok(());

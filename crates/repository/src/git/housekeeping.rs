@@ -79,7 +79,7 @@ struct Kept {
 }
 
 /// Bytes of the files below a folder, which others may be changing meanwhile.
-pub(super) fn size(folder: &Path) -> io::Result<u64> {
+fn size(folder: &Path) -> io::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

@@ -9,8 +9,9 @@ use std::time::Duration;
 use super::access::{Access, Scope};
 use super::failure::{FailureClass, GitError};
 use super::process::Call;
+use super::quota::Watched;
 use super::resolve::Resolved;
-use super::{Control, Git, Remote, fence, quota};
+use super::{Control, Git, Remote, fence};
 
 const OPERATION: &str = "fetch";
 const LOCK_POLL: Duration = Duration::from_millis(20);
@@ -54,7 +55,8 @@ impl Git {
         let lock_path = self.settings.mirrors.join(format!("{slug}.lock"));
         let path = self.settings.mirrors.join(format!("{slug}.git"));
         let access = Access::prepare(&self.settings, remote, Scope::Repository)?;
-        let call = Call::new(OPERATION, remote, &access, &path);
+        let call =
+            Call { watched: Some(Watched::downloads(&path)), ..Call::new(OPERATION, remote, &access, &path) };
         if let Some(commit) = commit {
             let lock = lock(&lock_path, File::try_lock_shared, control).await?;
             if path.join("HEAD").exists() && self.has_commit(&call, commit, control).await? {
@@ -65,7 +67,7 @@ impl Git {
         self.ensure_mirror(remote, &access, &path, commit, control).await?;
         if let Err(error) = self.update(&call, commit, control).await {
             // What is too large would otherwise be there the next time, and pass.
-            if quota::exceeded(&path, self.settings.repository_limit) {
+            if Watched::downloads(&path).exceeds(self.settings.repository_limit).await {
                 fs::remove_dir_all(&path).map_err(io)?;
             }
             return Err(error);
@@ -146,7 +148,8 @@ impl Git {
         commit: &str,
         control: Control<'_>,
     ) -> Result<bool, GitError> {
-        self.ask(call, &["cat-file", "-e", &format!("{commit}^{{commit}}")], control).await
+        let call = Call { watched: None, ..*call };
+        self.ask(&call, &["cat-file", "-e", &format!("{commit}^{{commit}}")], control).await
     }
 }
 

@@ -47,7 +47,8 @@ pub struct Settings {
     pub mirrors: PathBuf,
     /// Schemes and hosts. The addresses of submodules and of stores for large files are held to them too.
     pub policy: Policy,
-    /// Bytes that what is downloaded of one repository may take, its submodules and large files included.
+    /// Bytes that one repository may take: what is downloaded of it; and a new checkout, its submodules and large files included, in which
+    /// an entry counts as 4 KiB at least.
     pub repository_limit: u64,
     /// Lines of `known_hosts` for ssh, where the credential brings none.
     pub known_hosts: Option<String>,

@@ -12,7 +12,8 @@ use tokio::time::timeout;
 use super::access::Access;
 use super::failure::{FailureClass, GitError};
 use super::progress::Progress;
-use super::{Control, Git, Remote, fence, quota};
+use super::quota::Watched;
+use super::{Control, Git, Remote, fence};
 use crate::redact::{RedactStream, Redactor};
 
 /// Bytes of standard output, enough for the refs of any repository that a person works with.
@@ -27,6 +28,7 @@ const TERM_POLL: Duration = Duration::from_millis(10);
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
 
 /// One call of git.
+#[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) operation: &'static str,
     pub(super) remote: Remote<'a>,
@@ -37,6 +39,8 @@ pub(super) struct Call<'a> {
     pub(super) configuration: &'a [(&'a str, &'a str)],
     /// Environment beside the fence's own.
     pub(super) environment: &'a [(&'a str, &'a str)],
+    /// What may not become larger than a repository may be.
+    pub(super) watched: Option<Watched<'a>>,
 }
 
 impl<'a> Call<'a> {
@@ -46,7 +50,7 @@ impl<'a> Call<'a> {
         access: &'a Access,
         folder: &'a Path,
     ) -> Self {
-        Self { operation, remote, access, folder, configuration: &[], environment: &[] }
+        Self { operation, remote, access, folder, configuration: &[], environment: &[], watched: None }
     }
 }
 
@@ -110,7 +114,7 @@ impl Git {
                 ended = work => ended.map_err(|error| GitError::io(call.operation, "cannot read what git writes", &error))?,
                 () = control.cancel.cancelled() => Stopped::Cancelled.into(),
                 () = tokio::time::sleep_until(control.deadline) => Stopped::Timeout.into(),
-                () = quota::watch(call.folder, downloads(call.operation).then_some(limit)) => Stopped::TooLarge.into(),
+                () = outgrown(call.watched, limit) => Stopped::TooLarge.into(),
             }
         };
         let stopped = match ended {
@@ -119,7 +123,9 @@ impl Git {
                     group.disarm();
                 }
                 // A fast one is over before anybody has looked.
-                if downloads(call.operation) && quota::exceeded(call.folder, limit) {
+                if let Some(watched) = call.watched
+                    && watched.exceeds(limit).await
+                {
                     return Err(too_large(call.operation, limit));
                 }
                 return Ok(Ended { status, stdout, tail: errors.tail() });
@@ -160,8 +166,12 @@ impl Git {
     }
 }
 
-fn downloads(operation: &str) -> bool {
-    matches!(operation, "fetch" | "submodules" | "lfs")
+/// Never without anything to be watched.
+async fn outgrown(watched: Option<Watched<'_>>, limit: u64) {
+    match watched {
+        Some(watched) => watched.outgrows(limit).await,
+        None => std::future::pending().await,
+    }
 }
 
 fn too_large(operation: &'static str, limit: u64) -> GitError {

@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use super::access::Access;
-use super::checkout::Checkout;
 use super::failure::{FailureClass, GitError};
 use super::process::Call;
 use super::{Control, Git};
@@ -15,18 +13,19 @@ const DEPTH_LIMIT: usize = 8;
 const COUNT_LIMIT: usize = 256;
 
 impl Git {
-    /// Checks out every submodule and gives their paths.
+    /// Checks out every submodule of a call's folder and gives their paths.
     pub(super) async fn update_submodules(
         &self,
-        wanted: &Checkout<'_>,
-        access: &Access,
+        of: &Call<'_>,
+        depth: Option<u32>,
         control: Control<'_>,
     ) -> Result<Vec<String>, GitError> {
         let mut done = Vec::new();
         let mut waiting = vec![(PathBuf::new(), 0)];
         while let Some((parent, level)) = waiting.pop() {
-            let folder = wanted.folder.join(&parent);
-            for path in self.update_level(wanted, access, &folder, control).await? {
+            let folder = of.folder.join(&parent);
+            let call = Call { operation: OPERATION, folder: &folder, ..*of };
+            for path in self.update_level(&call, depth, control).await? {
                 let path = parent.join(path);
                 if level + 1 >= DEPTH_LIMIT || done.len() >= COUNT_LIMIT {
                     let message =
@@ -43,15 +42,15 @@ impl Git {
 
     async fn update_level(
         &self,
-        wanted: &Checkout<'_>,
-        access: &Access,
-        folder: &Path,
+        update: &Call<'_>,
+        depth: Option<u32>,
         control: Control<'_>,
     ) -> Result<Vec<String>, GitError> {
-        if !is_regular_file(&folder.join(".gitmodules")) {
+        if !is_regular_file(&update.folder.join(".gitmodules")) {
             return Ok(Vec::new());
         }
-        let call = Call::new(OPERATION, wanted.remote, access, folder);
+        // The others write next to nothing.
+        let call = Call { watched: None, ..*update };
         self.run(&call, &["submodule", "--quiet", "init"], control).await?;
         // What `init` wrote: relative addresses are resolved, and only submodules that the commit has are here.
         let configured = self.run(&call, &["config", "--null", "--local", "--list"], control).await?;
@@ -60,10 +59,10 @@ impl Git {
                 self.check_address(name, value)?;
             }
         }
-        let depth = wanted.depth.map(|depth| format!("--depth={depth}"));
-        let mut update = vec!["submodule", "update", "--force", "--jobs=2"];
-        update.extend(depth.as_deref());
-        self.run(&call, &update, control).await?;
+        let depth = depth.map(|depth| format!("--depth={depth}"));
+        let mut arguments = vec!["submodule", "update", "--force", "--jobs=2"];
+        arguments.extend(depth.as_deref());
+        self.run(update, &arguments, control).await?;
         let listed = self
             .run(&call, &["submodule", "--quiet", "foreach", "printf '%s\\0' \"$sm_path\""], control)
             .await?;

@@ -298,6 +298,66 @@ async fn large_files_come_with_the_checkout_when_asked_for() {
 }
 
 #[tokio::test]
+async fn a_store_for_large_files_is_held_to_the_rules_however_it_is_written() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    author.commit("store", "[lfs]\n\turl = https://evil.example/store\n");
+    let config = author.path().join(".lfsconfig");
+    let bench = Bench::with(|settings| settings.policy.hosts = HostAllowList::parse(["127.0.0.1"]).unwrap());
+    let url = server.url("open/web.git");
+    let remote = Remote { url: &url, credential: None };
+    let texts = [
+        "[include]\n\tpath = store\n",
+        "[includeIf \"gitdir:**\"]\n\tpath = store\n",
+        "[lfs]\n\tfetchinclude = \"x\\nlfs.url=https://evil.example/store\"\n",
+        "[lfs \"url=https://evil.example/\"]\n\tx = 1\n",
+        "[lfs \"url=https://evil.example/\"]\n\tx\n",
+        "[remote \"origin\"]\n\tlfsurl = https://evil.example/store\n",
+    ];
+    let links = ["store", "../elsewhere", "[lfs]\turl = https:evil.example"];
+    let written = texts.iter().map(|text| (text, false)).chain(links.iter().map(|link| (link, true)));
+    for (number, (text, link)) in written.enumerate() {
+        let _ = fs::remove_file(&config);
+        if link {
+            std::os::unix::fs::symlink(text, &config).unwrap();
+        } else {
+            fs::write(&config, text).unwrap();
+        }
+        author.commit("number", &number.to_string());
+        author.push(&server.bare("open/web.git"));
+        let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+        let folder = bench.work(&number.to_string());
+        let checkout = Checkout { lfs: true, ..wanted(remote, &resolved, &folder) };
+        let error = bench.git.checkout(&checkout, bench.control()).await.unwrap_err();
+        assert!(error.operation == "lfs" && error.message.starts_with(".lfsconfig "), "{text}: {error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_for_large_files_is_found_where_the_folder_does_not_show_it() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    author.commit("a", "1");
+    author.push(&server.bare("open/web.git"));
+    let bench = Bench::with(|settings| settings.policy.hosts = HostAllowList::parse(["127.0.0.1"]).unwrap());
+    let url = server.url("open/web.git");
+    let remote = Remote { url: &url, credential: None };
+    let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+    let folder = bench.work("w");
+    bench.git.checkout(&wanted(remote, &resolved, &folder), bench.control()).await.unwrap();
+    // As in a sparse checkout.
+    git(&folder, &["config", "core.sparseCheckout", "true"]);
+    fs::create_dir_all(folder.join(".git/info")).unwrap();
+    fs::write(folder.join(".git/info/sparse-checkout"), "/a\n").unwrap();
+    author.commit(".lfsconfig", "[lfs]\n\turl = https://evil.example/store\n");
+    author.push(&server.bare("open/web.git"));
+    let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+    let checkout = Checkout { lfs: true, ..wanted(remote, &resolved, &folder) };
+    let error = bench.git.checkout(&checkout, bench.control()).await.unwrap_err();
+    assert!(!folder.join(".lfsconfig").exists() && error.message.contains(".lfsconfig"), "{error:?}");
+}
+
+#[tokio::test]
 async fn repositories_on_this_machines_disk_are_read_where_a_policy_opens_them() {
     let author = Author::new();
     let commit = author.commit("a", "1");

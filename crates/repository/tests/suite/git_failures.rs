@@ -5,8 +5,8 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::support::{Author, Bench, HttpServer, TOKEN, token, until};
-use sandglass_repository::git::{FailureClass, Remote};
+use crate::support::{Author, Bench, HttpServer, TOKEN, git, token, until};
+use sandglass_repository::git::{Checkout, FailureClass, Mirror, Remote, Resolved};
 use sandglass_repository::{HostAllowList, Reference, RepositoryUrl};
 
 #[tokio::test]
@@ -176,6 +176,83 @@ async fn a_repository_that_is_too_large_is_not_kept() {
             error.class == FailureClass::Other && error.message.contains("larger than the 1 MiB"),
             "{error:?}"
         );
+    }
+}
+
+#[tokio::test]
+async fn a_small_repository_is_not_unpacked_beyond_the_limit() {
+    let server = HttpServer::start();
+    let zeros = Author::new();
+    fs::write(zeros.path().join("zeros"), vec![0; 8 << 20]).unwrap();
+    zeros.commit("a", "1");
+    let empty = Author::new();
+    for number in 0..1500 {
+        fs::write(empty.path().join(number.to_string()), "").unwrap();
+    }
+    empty.commit("a", "1");
+    let outer = Author::new();
+    outer.commit("a", "1");
+    let inside = server.bare("open/zeros.git");
+    zeros.push(&inside);
+    git(outer.path(), &["submodule", "--quiet", "add", inside.to_str().unwrap(), "inside"]);
+    let modules =
+        format!("[submodule \"inside\"]\n\tpath = inside\n\turl = {}\n", server.url("open/zeros.git"));
+    outer.commit(".gitmodules", &modules);
+    let bench = Bench::with(|settings| settings.repository_limit = 4 << 20);
+    for (author, name, operation) in
+        [(&zeros, "zeros", "checkout"), (&empty, "empty", "checkout"), (&outer, "outer", "submodules")]
+    {
+        author.push(&server.bare(&format!("open/{name}.git")));
+        let url = server.url(&format!("open/{name}.git"));
+        let remote = Remote { url: &url, credential: None };
+        let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+        let mirror = bench.git.mirror(remote, &resolved, bench.control()).await.unwrap();
+        let folder = bench.work(name);
+        let wanted = Checkout { folder: &folder, ..checkout(remote, &resolved, &mirror) };
+        let error = bench.git.checkout(&wanted, bench.control()).await.unwrap_err();
+        assert!(
+            error.operation == operation && error.message.contains("larger than the 4 MiB"),
+            "{name}: {error:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_folder_that_repeats_without_end_is_not_unpacked_to_its_end() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    author.commit("a", "1");
+    // Ten entries to a folder, six levels: a million files of seven objects.
+    let script = "child=\"100644 blob $(git hash-object -w a)\"\n\
+        for level in 1 2 3 4 5 6; do\n\
+        tree=$(for name in 0 1 2 3 4 5 6 7 8 9; do printf '%s\\t%s\\n' \"$child\" $name; done | git mktree --missing)\n\
+        child=\"040000 tree $tree\"\ndone\n\
+        commit=$(git -c user.name=a -c user.email=a@example.com commit-tree -m x $tree)\n\
+        git update-ref refs/heads/main $commit\n";
+    let made = Command::new("sh").args(["-ec", script]).current_dir(author.path()).status().unwrap();
+    assert!(made.success());
+    author.push(&server.bare("open/web.git"));
+    let bench = Bench::with(|settings| settings.repository_limit = 4 << 20);
+    let url = server.url("open/web.git");
+    let remote = Remote { url: &url, credential: None };
+    let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+    let mirror = bench.git.mirror(remote, &resolved, bench.control()).await.unwrap();
+    let folder = bench.work("w");
+    let wanted = Checkout { folder: &folder, ..checkout(remote, &resolved, &mirror) };
+    let error = bench.git.checkout(&wanted, bench.control()).await.unwrap_err();
+    assert!(error.message.contains("larger than the 4 MiB"), "{error:?}");
+    assert!(folder.join("0").exists() && !folder.join("9/9").exists(), "it was stopped on its way");
+}
+
+fn checkout<'a>(remote: Remote<'a>, resolved: &'a Resolved, mirror: &'a Mirror) -> Checkout<'a> {
+    Checkout {
+        remote,
+        resolved,
+        mirror: Some(mirror),
+        folder: std::path::Path::new("/nonexistent"),
+        depth: Some(1),
+        submodules: true,
+        lfs: false,
     }
 }
 

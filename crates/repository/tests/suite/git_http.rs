@@ -307,3 +307,17 @@ async fn the_disk_is_kept_clean() {
     bench.git.sweep_scratch().unwrap();
     assert_eq!(fs::read_dir(bench.scratch()).unwrap().count(), 0);
 }
+
+#[tokio::test]
+async fn a_private_repository_may_have_escapes_in_its_address() {
+    let server = HttpServer::start();
+    let author = Author::new();
+    let commit = author.commit("a", "1");
+    author.push(&server.bare("private/my org/web@home.git"));
+    let bench = Bench::new();
+    let url = server.url("private/my%20org/web%40home.git");
+    let credential = token(TOKEN);
+    let remote = Remote { url: &url, credential: Some(&credential) };
+    let resolved = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap();
+    assert_eq!(resolved.commit(), commit);
+}

@@ -183,7 +183,8 @@ impl BuildsConfig {
             "repository_limit",
             Size { min: 1 },
             &mut self.repository_limit,
-            "What is downloaded of one repository at most.",
+            "What one repository may take at most: what is downloaded, and a checkout with its submodules and large \
+             files, in which every file and folder counts as 4 KiB or more.",
         );
         section.key(
             "mirrors_budget",

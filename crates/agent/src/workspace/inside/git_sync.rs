@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use sandglass_bridge::wire::GitCredentialRequest;
+use sandglass_bridge::server::RepositoryScope;
 use sandglass_repository::git::{
     Checkout, Control, FailureClass, Git, GitError, Present, Progress, Remote, Settings, stands_at,
 };
@@ -205,7 +205,13 @@ impl One<'_> {
         if !self.repository.credential {
             return Ok(None);
         }
-        let request = GitCredentialRequest { host: url.authority(), path: url.path().to_owned() };
+        let failed = |reason: String| Said::Failed {
+            cause: Some("repository_auth_failed".into()),
+            message: format!("{}: no credential: {reason}", self.repository.url),
+            tail: String::new(),
+        };
+        let scope = RepositoryScope::new(&url.authority(), url.path());
+        let request = scope.map_err(|error| failed(error.to_string()))?.request();
         let broker = self.task.broker.clone();
         // The agent may wait long for its server; whoever cancels does not.
         let asking = tokio::task::spawn_blocking(move || git_credential::ask(&broker, &request));
@@ -213,11 +219,7 @@ impl One<'_> {
             given = asking => given.unwrap_or_else(|error| Err(error.to_string())),
             () = self.cancel.cancelled() => Err("cancelled".into()),
         };
-        let given = given.map_err(|reason| Said::Failed {
-            cause: Some("repository_auth_failed".into()),
-            message: format!("{}: no credential: {reason}", self.repository.url),
-            tail: String::new(),
-        })?;
+        let given = given.map_err(failed)?;
         let secret = Secret::new(given.password.into_inner());
         Ok(Some(match url.scheme() {
             Scheme::Ssh => Credential::SshKey {

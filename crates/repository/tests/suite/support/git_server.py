@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.parse
 
 ROOT = sys.argv[1]
 TOKEN = os.environ["SERVER_TOKEN"]
@@ -79,7 +80,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "GIT_HTTP_EXPORT_ALL": "1",
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_CONFIG_GLOBAL": "/dev/null",
-            "PATH_INFO": path,
+            "PATH_INFO": urllib.parse.unquote(path),
             "QUERY_STRING": query,
             "REQUEST_METHOD": self.command,
             "CONTENT_TYPE": self.headers.get("Content-Type", ""),
