@@ -26,6 +26,9 @@ pub enum Refusal {
     NotDeclared,
     #[error("too many commands wait for a result")]
     TooManyCommands,
+    /// Attached again and again: wait before the next time.
+    #[error("the agent attaches too often; attach again in a second")]
+    TooOften,
     #[error("the sandbox is not known here")]
     Unknown,
     #[error("the command is larger than an agent accepts")]
@@ -40,7 +43,7 @@ pub struct ErrorBody {
 }
 
 impl Refusal {
-    const ALL: [Refusal; 11] = [
+    const ALL: [Refusal; 12] = [
         Refusal::BadToken,
         Refusal::WrongSandbox,
         Refusal::Superseded,
@@ -50,6 +53,7 @@ impl Refusal {
         Refusal::Busy,
         Refusal::NotDeclared,
         Refusal::TooManyCommands,
+        Refusal::TooOften,
         Refusal::Unknown,
         Refusal::TooLarge,
     ];
@@ -64,7 +68,7 @@ impl Refusal {
             Refusal::NotAttached => 412,
             Refusal::TooLarge => 413,
             Refusal::Draining => 423,
-            Refusal::TooManyCommands => 429,
+            Refusal::TooManyCommands | Refusal::TooOften => 429,
             Refusal::Busy => 503,
         }
     }
@@ -80,6 +84,7 @@ impl Refusal {
             Refusal::Busy => "AGENT::BUSY",
             Refusal::NotDeclared => "CREDENTIAL::NOT_DECLARED",
             Refusal::TooManyCommands => "AGENT::TOO_MANY_COMMANDS",
+            Refusal::TooOften => "AGENT::TOO_OFTEN",
             Refusal::Unknown => "SANDBOX::NOT_FOUND",
             Refusal::TooLarge => "AGENT::TOO_LARGE",
         }
