@@ -59,6 +59,8 @@ pub(crate) struct FakeImages {
     image: Mutex<(ImageId, String)>,
     /// The newest image of the repository, when it is not the one that is found.
     pub(crate) newest: Mutex<Option<ImageId>>,
+    /// What is found once an image turned out to be unusable.
+    pub(crate) instead: Mutex<Option<String>>,
     pub(crate) asked: AtomicUsize,
     released: Mutex<Vec<SandboxId>>,
     /// Who holds which image.
@@ -72,6 +74,7 @@ impl FakeImages {
             build: ImageBuildId::random(),
             image: Mutex::new((ImageId::random(), "built:1".into())),
             newest: Mutex::default(),
+            instead: Mutex::default(),
             asked: AtomicUsize::new(0),
             released: Mutex::default(),
             holds: Mutex::default(),
@@ -142,7 +145,11 @@ impl Images for FakeImages {
         Some(self.newest.lock().unwrap().unwrap_or(image))
     }
 
-    async fn made(&self, _: ImageId, _: bool) {}
+    async fn made(&self, _: ImageId, good: bool) {
+        if !good && let Some(reference) = self.instead.lock().unwrap().take() {
+            self.moves(&reference);
+        }
+    }
 
     async fn release(
         &self,
