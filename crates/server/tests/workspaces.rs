@@ -811,3 +811,27 @@ async fn a_start_that_has_to_wait_for_its_runtime_does_not_spin() {
     assert!((Duration::from_secs(5)..Duration::from_secs(10)).contains(&waited), "{waited:?}");
     stage.delete(&id).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn of_a_create_that_is_refused_no_secret_stays() {
+    let stage = Stage::new(Fate::Building).await;
+    let folder = stage.dir.path().join("workspaces");
+    let kept = || std::fs::read_dir(&folder).map_or(0, Iterator::count);
+    // The first write of a create is the create: the breaker of its kind knows of no failure.
+    stage.service.store.refuse_writes(1);
+    let refused = stage.service.call("POST", "/v1/sandboxes", asked()).await;
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(kept(), 0);
+    assert!(stage.service.store.agents().await.unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_create_that_is_written_down_all_the_same_is_carried_out() {
+    let stage = Stage::new(Fate::Found).await;
+    stage.service.store.deny_creates(1);
+    let id = stage.create(asked()).await;
+    stage.until(&id, "Pending", "agent_connecting").await;
+    assert_eq!(stage.delete(&id).await, 204);
+    stage.nothing_is_left(&id).await;
+}
