@@ -425,6 +425,42 @@ async fn a_box_is_handed_its_document_and_no_secret_is_seen_anywhere() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_private_key_is_handed_out_to_the_boot_alone() {
+    let mut stage = Stage::new(Fate::Found).await;
+    let ssh = "ssh://git@git.example.com/acme/web.git";
+    let pem = "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\n-----END OPENSSH PRIVATE KEY-----\n";
+    let key = json!({"privateKey": pem, "knownHosts": "git.example.com ssh-ed25519 AAAA"});
+    let token = json!({"username": "bot", "token": "hunter2-token"});
+    let additional = json!([{"url": "https://git.example.com/acme/docs.git", "credential": token}]);
+    let id =
+        stage.create(json!({"repository": {"url": ssh, "credential": key, "additional": additional}})).await;
+    stage.until(&id, "Pending", "agent_connecting").await;
+    let ask = |path: &str| GitCredentialRequest { host: "git.example.com".into(), path: path.into() };
+    let attached = async |stage: &Stage| {
+        let mut bridge = stage.agent(&id);
+        while !matches!(bridge.notices.recv().await.unwrap(), Notice::Attached(_)) {}
+        bridge
+    };
+    let bridge = attached(&stage).await;
+    tell(&bridge, "boot.phase_started", &json!({"phase": "sync", "timeoutSeconds": 300}));
+    // An agent that starts anew while it boots asks again, also another server.
+    bridge.handle.git_credential(ask("acme/web.git")).await.unwrap();
+    bridge.task.abort();
+    let _ = bridge.task.await;
+    stage.service.restart().await;
+    let bridge = attached(&stage).await;
+    let given = bridge.handle.git_credential(ask("acme/web.git")).await.unwrap();
+    assert_eq!((given.password.reveal().trim(), given.known_hosts.is_some()), (pem.trim(), true));
+    tell(&bridge, "boot.completed", &json!({"warnings": 0}));
+    stage.until(&id, "Running", "ready").await;
+    let refused = bridge.handle.git_credential(ask("acme/web.git")).await.unwrap_err();
+    assert!(matches!(refused, CredentialError::Refused(Refusal::BootOver)), "{refused:?}");
+    let given = bridge.handle.git_credential(ask("acme/docs.git")).await.unwrap();
+    assert_eq!(given.password.reveal(), "hunter2-token", "a token serves git inside");
+    bridge.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_build_that_fails_is_told_with_its_step_and_tail() {
     let failure = Failure {
         phase: Some("setup".into()),

@@ -24,6 +24,9 @@ pub enum Refusal {
     Busy,
     #[error("the sandbox does not declare this repository")]
     NotDeclared,
+    /// What is asked for is there for the boot alone.
+    #[error("the boot is over, and the key of this repository was for that alone")]
+    BootOver,
     #[error("too many commands wait for a result")]
     TooManyCommands,
     /// Attached again and again: wait before the next time.
@@ -43,7 +46,7 @@ pub struct ErrorBody {
 }
 
 impl Refusal {
-    const ALL: [Refusal; 12] = [
+    const ALL: [Refusal; 13] = [
         Refusal::BadToken,
         Refusal::WrongSandbox,
         Refusal::Superseded,
@@ -52,6 +55,7 @@ impl Refusal {
         Refusal::Draining,
         Refusal::Busy,
         Refusal::NotDeclared,
+        Refusal::BootOver,
         Refusal::TooManyCommands,
         Refusal::TooOften,
         Refusal::Unknown,
@@ -62,7 +66,7 @@ impl Refusal {
         match self {
             Refusal::BadToken => 401,
             Refusal::WrongSandbox => 403,
-            Refusal::NotDeclared | Refusal::Unknown => 404,
+            Refusal::NotDeclared | Refusal::BootOver | Refusal::Unknown => 404,
             Refusal::Superseded => 409,
             Refusal::Gone => 410,
             Refusal::NotAttached => 412,
@@ -83,6 +87,7 @@ impl Refusal {
             Refusal::Draining => "AGENT::DRAINING",
             Refusal::Busy => "AGENT::BUSY",
             Refusal::NotDeclared => "CREDENTIAL::NOT_DECLARED",
+            Refusal::BootOver => "CREDENTIAL::BOOT_OVER",
             Refusal::TooManyCommands => "AGENT::TOO_MANY_COMMANDS",
             Refusal::TooOften => "AGENT::TOO_OFTEN",
             Refusal::Unknown => "SANDBOX::NOT_FOUND",

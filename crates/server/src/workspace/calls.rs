@@ -288,6 +288,10 @@ impl Workspaces {
         let scope = self.registry().credential(&speaker.caller(), asked).cloned()?;
         let desk = self.speaking(speaker)?;
         let credential = desk.credential(&scope).ok_or(Refusal::NotDeclared)?;
+        // A key opens more than its repository, and git inside never gets it: only a boot needs one. A box boots once.
+        if credential.known_hosts.is_some() && desk.has_booted() {
+            return Err(Refusal::BootOver.into());
+        }
         info!(sandbox = %desk.id, host = scope.host(), path = scope.path(), "a credential was handed out");
         Ok(json(&credential))
     }
