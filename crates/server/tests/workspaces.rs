@@ -135,7 +135,7 @@ impl Images for FakeImages {
                 .collect(),
             source: workspace::Source::Image,
             user: None,
-            setup: Vec::new(),
+            setup: vec![hook("web/app")],
             start: Vec::new(),
             env: BTreeMap::from([("RECIPE".into(), "yes".into())]),
         })
@@ -164,6 +164,16 @@ impl Images for FakeImages {
 
     async fn release_absent(&self, present: &(dyn Fn(SandboxId) -> bool + Sync)) {
         self.holds.lock().unwrap().retain(|(holder, _)| present(*holder));
+    }
+}
+
+fn hook(label: &str) -> workspace::Hook {
+    workspace::Hook {
+        label: label.into(),
+        command: workspace::Command { command: vec!["true".into()], ..workspace::Command::default() },
+        timeout_seconds: None,
+        cap_seconds: None,
+        on_failure: workspace::OnFailure::Fail,
     }
 }
 
@@ -818,6 +828,39 @@ async fn an_agent_is_heard_over_its_own_socket_alone() {
     let ended = bridge.task.await.unwrap();
     assert_eq!(ended, sandglass_bridge::agent::Ending::Revoked(Refusal::WrongSandbox));
     assert_eq!(stage.get(&one).await["status"]["reason"], "agent_connecting");
+}
+
+#[tokio::test(start_paused = true)]
+async fn output_of_what_was_never_declared_is_not_kept() {
+    let stage = Stage::new(Fate::Found).await;
+    let id = stage.create(asked()).await;
+    stage.until(&id, "Pending", "agent_connecting").await;
+    let bridge = stage.agent(&id);
+    for source in
+        ["service.app", "boot.setup.web/app", "boot.entrypoint", "service.made-up", "boot.setup.x", "x"]
+    {
+        bridge.handle.log(source, "output", 0, format!("of {source}\n").as_bytes());
+    }
+    // Sent in order: the last comes when all that is before it was taken.
+    bridge.handle.log("boot.start.preStart", "output", 0, b"no such hook");
+    bridge.handle.log("boot.sync", "output", 0, b"last\n");
+    let read = async |name: &str| {
+        let logs = format!("/v1/sandboxes/{id}/services/{name}/logs");
+        let (status, body) = stage.service.pieces("GET", &logs, &[]).await;
+        let bytes = axum::body::to_bytes(axum::body::Body::from_stream(body), 1 << 20).await.unwrap();
+        (status, String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let last = async {
+        while read("boot.sync").await.0 != 200 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(600), last).await.expect("the output was not taken");
+    assert_eq!(read("app").await, (200, "of service.app\n".into()));
+    assert_eq!(read("boot.setup.web%2Fapp").await, (200, "of boot.setup.web/app\n".into()));
+    let kept = std::fs::read_dir(stage.files(&id).join("output")).unwrap().count();
+    assert_eq!(kept, 4, "of the service, the hook and two phases");
+    bridge.task.abort();
 }
 
 #[tokio::test(start_paused = true)]
