@@ -33,6 +33,8 @@ struct Tables {
     pools: BTreeMap<String, Pool>,
     /// Writes to refuse before the next one succeeds.
     refuse: u32,
+    /// Creates to write down and answer with an error: the ambiguous case.
+    deny: u32,
 }
 
 impl Tables {
@@ -63,6 +65,11 @@ impl MemoryStore {
     /// Makes the next `writes` writes fail as a full disk would.
     pub fn refuse_writes(&self, writes: u32) {
         self.lock().refuse = writes;
+    }
+
+    /// Writes the next creates down and says that it could not, as when the answer of a server is lost.
+    pub fn deny_creates(&self, creates: u32) {
+        self.lock().deny = creates;
     }
 
     fn lock(&self) -> MutexGuard<'_, Tables> {
@@ -98,6 +105,10 @@ impl Store for MemoryStore {
             tables.keys.insert(key.to_owned(), (record.clone(), intent.accepted_at));
         }
         tables.intents.insert(intent.sandbox_id, intent.clone());
+        if tables.deny > 0 {
+            tables.deny -= 1;
+            return Err(StoreError::Unavailable("no answer (injected)".into()));
+        }
         Ok(Claim::Claimed)
     }
 

@@ -35,7 +35,7 @@ pub enum FatalVerdict {
 }
 
 impl Registry {
-    /// Gives the caller a lease. Every earlier lease of the sandbox is superseded.
+    /// Gives the caller a lease, unless it asks for one too often. Every earlier lease of the sandbox is superseded.
     ///
     /// The embedder adds expiry and configuration to the reply.
     pub fn attach(
@@ -51,6 +51,7 @@ impl Registry {
         if request.sandbox_id != slot.sandbox || request.generation != slot.generation {
             return Err(Refusal::WrongSandbox);
         }
+        slot.attachments.admit(now)?;
         let new_boot = slot.enter(&request.boot_id)?;
         self.step_slot(index, Input::Attach, now);
         let slot = self.slots[index].as_ref().ok_or(Refusal::Unknown)?;

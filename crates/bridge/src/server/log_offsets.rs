@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::wire::{AckedLog, LogFrame, LogsReply};
 
-/// Logs of one sandbox. Sources are services and phases, of which a box has few.
-const MOST_LOGS: usize = 256;
+/// Logs of one sandbox. Sources are services and phases; an agent keeps no more of them either.
+const MOST_LOGS: usize = 64;
 /// Bytes of a source's or stream's name.
 const MOST_NAME: usize = 128;
 

@@ -13,7 +13,7 @@ use super::intake::Intake;
 use super::lease::{Input, LeaseState, LeaseTimes};
 use super::log_offsets::LogOffsets;
 use super::scope::RepositoryScope;
-use super::slot::{Lease, Slot, Standing, remember};
+use super::slot::{Attachments, Lease, Slot, Standing, remember};
 use super::timers::{Key, Timers};
 use super::token::TokenHash;
 
@@ -137,6 +137,7 @@ impl Registry {
             commands: Commands::new(self.incarnation),
             fatal_reported: false,
             lease: Lease::new(false, &times, now),
+            attachments: Attachments::default(),
             armed: None,
         };
         self.insert(slot);

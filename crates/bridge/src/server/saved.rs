@@ -17,7 +17,7 @@ use super::lease::LeaseTimes;
 use super::log_offsets::LogOffsets;
 use super::registry::Registry;
 use super::scope::RepositoryScope;
-use super::slot::{Lease, Slot, Standing};
+use super::slot::{Attachments, Lease, Slot, Standing};
 use super::token::TokenHash;
 
 /// One sandbox as it is stored.
@@ -114,6 +114,7 @@ impl SavedSandbox {
             commands: Commands::new(incarnation),
             fatal_reported: self.fatal_reported,
             lease,
+            attachments: Attachments::default(),
             armed: None,
         }
     }

@@ -1,6 +1,7 @@
 //! One sandbox as the registry holds it.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,11 @@ use super::token::TokenHash;
 
 /// Tokens and boots of the past that are recognised, to be told that they are superseded.
 pub(super) const MOST_PAST: usize = 16;
+
+/// Attachments that may follow each other at once: restarts of either side, and answers that were lost.
+const ATTACHMENTS_AT_ONCE: u32 = 5;
+/// And one more in each of these, which is as often as an agent tries.
+const ATTACHMENT_EVERY: Duration = Duration::from_secs(1);
 
 /// What an agent of a sandbox may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +50,7 @@ pub(super) struct Slot {
     pub commands: Commands,
     pub fatal_reported: bool,
     pub lease: Lease,
+    pub attachments: Attachments,
     /// The earliest entry in the heap.
     pub armed: Option<Moment>,
 }
@@ -55,6 +62,23 @@ pub(super) struct Lease {
     pub epoch: u64,
     pub due: Option<Moment>,
     pub last_heartbeat: Option<Moment>,
+}
+
+/// How often an agent attaches. Each time is a write of the server's, and whoever is root in the box can ask for one.
+#[derive(Debug, Default)]
+pub(super) struct Attachments {
+    /// When the last of those that were admitted is paid for, one after the other.
+    paid: Moment,
+}
+
+impl Attachments {
+    pub fn admit(&mut self, now: Moment) -> Result<(), Refusal> {
+        if self.paid > now.after(ATTACHMENT_EVERY * (ATTACHMENTS_AT_ONCE - 1)) {
+            return Err(Refusal::TooOften);
+        }
+        self.paid = self.paid.max(now).after(ATTACHMENT_EVERY);
+        Ok(())
+    }
 }
 
 impl Lease {

@@ -24,8 +24,14 @@ pub enum Refusal {
     Busy,
     #[error("the sandbox does not declare this repository")]
     NotDeclared,
+    /// What is asked for is there for the boot alone.
+    #[error("the boot is over, and the key of this repository was for that alone")]
+    BootOver,
     #[error("too many commands wait for a result")]
     TooManyCommands,
+    /// Attached again and again: wait before the next time.
+    #[error("the agent attaches too often; attach again in a second")]
+    TooOften,
     #[error("the sandbox is not known here")]
     Unknown,
     #[error("the command is larger than an agent accepts")]
@@ -40,7 +46,7 @@ pub struct ErrorBody {
 }
 
 impl Refusal {
-    const ALL: [Refusal; 11] = [
+    const ALL: [Refusal; 13] = [
         Refusal::BadToken,
         Refusal::WrongSandbox,
         Refusal::Superseded,
@@ -49,7 +55,9 @@ impl Refusal {
         Refusal::Draining,
         Refusal::Busy,
         Refusal::NotDeclared,
+        Refusal::BootOver,
         Refusal::TooManyCommands,
+        Refusal::TooOften,
         Refusal::Unknown,
         Refusal::TooLarge,
     ];
@@ -58,13 +66,13 @@ impl Refusal {
         match self {
             Refusal::BadToken => 401,
             Refusal::WrongSandbox => 403,
-            Refusal::NotDeclared | Refusal::Unknown => 404,
+            Refusal::NotDeclared | Refusal::BootOver | Refusal::Unknown => 404,
             Refusal::Superseded => 409,
             Refusal::Gone => 410,
             Refusal::NotAttached => 412,
             Refusal::TooLarge => 413,
             Refusal::Draining => 423,
-            Refusal::TooManyCommands => 429,
+            Refusal::TooManyCommands | Refusal::TooOften => 429,
             Refusal::Busy => 503,
         }
     }
@@ -79,7 +87,9 @@ impl Refusal {
             Refusal::Draining => "AGENT::DRAINING",
             Refusal::Busy => "AGENT::BUSY",
             Refusal::NotDeclared => "CREDENTIAL::NOT_DECLARED",
+            Refusal::BootOver => "CREDENTIAL::BOOT_OVER",
             Refusal::TooManyCommands => "AGENT::TOO_MANY_COMMANDS",
+            Refusal::TooOften => "AGENT::TOO_OFTEN",
             Refusal::Unknown => "SANDBOX::NOT_FOUND",
             Refusal::TooLarge => "AGENT::TOO_LARGE",
         }

@@ -20,7 +20,9 @@ impl Engine {
     /// What is meant by a kind: the runtime, the tenant and everything of the request that the boot depends on but commits and environment.
     fn kind_of(&self, spec: &Spec) -> Option<String> {
         let mut source = spec.source.as_deref()?.clone();
+        // What is found on the way is not of the kind: a probe has to be known again by what it was admitted as.
         source.found = None;
+        source.rejected.clear();
         source.ttl_seconds = None;
         source.lease = Lease::default();
         source.image_build.timeout_seconds = None;

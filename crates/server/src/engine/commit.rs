@@ -23,7 +23,7 @@ use sandglass_sandbox::{
 };
 use tracing::{info, warn};
 
-use super::{Engine, history::RENEWED, index::Entry, pools::Claimed};
+use super::{Engine, history::RENEWED, index::Entry, pools::Claimed, written::Unwritten};
 use crate::workspace::Confidential;
 
 /// Times a lost compare-and-swap is tried again before giving up: about five seconds.
@@ -152,18 +152,14 @@ impl Engine {
             }
             self.keep_secrets(id, &new.confidential).await?;
         }
-        let unchanged = self.restorable(new.spec.snapshot).await?;
-        let claim = match &new.key {
-            Some((key, fingerprint)) => {
-                let record = IdempotencyRecord { fingerprint: fingerprint.clone(), sandbox_id: id };
-                self.store.insert_create(&intent, Some((key, &record))).await?
-            }
-            None => self.store.insert_create(&intent, None).await?,
-        };
+        let written = self.write_down(&new, &intent).await;
+        let unwritten = matches!(&written, Ok((Claim::Taken(_), _)) | Err(Unwritten::Surely(_)));
+        // A box of a pool takes them along when it goes.
+        if unwritten && claimed.is_none() {
+            self.forget_agent_of(id);
+        }
+        let (claim, unchanged) = written?;
         if let (Claim::Taken(taken), Some((_, fingerprint))) = (claim, &new.key) {
-            if claimed.is_none() {
-                self.forget_agent_of(id);
-            }
             return self.repeat(&taken, fingerprint).map(|entry| Accepted::Before(Box::new(entry)));
         }
         info!(sandbox = %id, image = new.spec.image, "accepted");

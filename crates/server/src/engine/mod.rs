@@ -23,6 +23,7 @@ pub mod stages;
 mod stripes;
 mod waits;
 mod wake;
+mod written;
 
 use std::{
     collections::{HashMap, HashSet},

@@ -10,8 +10,8 @@ use hyper::body::{Frame, Incoming};
 use sandglass_bridge::{
     server::{Admitted, Caller, FatalVerdict, LogPiece, Settled, Ticket},
     wire::{
-        Activity, AttachRequest, EventsReply, FatalReport, GitCredentialRequest, Heartbeat, LogsRequest,
-        Outcome, Refusal,
+        AckedLog, Activity, AttachRequest, EventsReply, FatalReport, GitCredentialRequest, Heartbeat,
+        LogFrame, LogsRequest, Outcome, Refusal,
         limits::{
             MAX_EVENTS_BYTES, MAX_FATAL_BYTES, MAX_LOGS_BODY_BYTES, MAX_MESSAGE_BYTES, STREAM_KEEP_ALIVE,
         },
@@ -26,7 +26,7 @@ use super::{
     answer::{Body, Unanswered, body, json, read, wall},
     desk::{Desk, Pulse},
     room::Place,
-    told,
+    sources, told,
 };
 use crate::engine::policies::Signs;
 
@@ -123,14 +123,8 @@ impl Workspaces {
                 self.events(&speaker, &batch).await
             }
             (&Method::POST, paths::LOGS) => {
-                let logs: LogsRequest = read(&body(incoming, MAX_LOGS_BODY_BYTES).await?)?;
-                let taken =
-                    self.with_registry(|registry, _| registry.logs(&speaker.caller(), logs.frames))?;
-                let batch = taken.map_err(|e| Unanswered::Malformed(e.to_string()))?;
-                if let Ok(desk) = self.speaking(&speaker) {
-                    self.keep_output(&desk, batch.pieces).await;
-                }
-                Ok(json(&batch.reply))
+                let logs = read(&body(incoming, MAX_LOGS_BODY_BYTES).await?)?;
+                self.logs(&speaker, logs).await
             }
             (&Method::POST, paths::FATAL) => {
                 let report = read(&body(incoming, MAX_FATAL_BYTES).await?)?;
@@ -156,6 +150,23 @@ impl Workspaces {
             }
             _ => Err(Unanswered::NoSuchCall),
         }
+    }
+
+    async fn logs(&self, speaker: &Speaker, logs: LogsRequest) -> Result<Response<Body>, Unanswered> {
+        let desk = self.speaking(speaker)?;
+        let mut frames = logs.frames;
+        let passed_over = self.pass_over(&desk, &mut frames).ok_or(Unanswered::NotNow)?;
+        let taken = self.with_registry(|registry, _| registry.logs(&speaker.caller(), frames))?;
+        let mut batch = taken.map_err(|e| Unanswered::Malformed(e.to_string()))?;
+        self.keep_output(&desk, batch.pieces).await;
+        batch.reply.acked.extend(passed_over);
+        Ok(json(&batch.reply))
+    }
+
+    /// Takes out of some output what nothing declared has written. `None` while it is not known what the sandbox is, after a start.
+    pub(super) fn pass_over(&self, desk: &Desk, frames: &mut Vec<LogFrame>) -> Option<Vec<AckedLog>> {
+        let entry = self.engine()?.index().get(desk.id)?;
+        Some(sources::take_out_undeclared(entry.spec()?, frames))
     }
 
     /// What cannot be written is lost here and stays with the agent: the output of a program is no reason to stop listening.
@@ -288,6 +299,10 @@ impl Workspaces {
         let scope = self.registry().credential(&speaker.caller(), asked).cloned()?;
         let desk = self.speaking(speaker)?;
         let credential = desk.credential(&scope).ok_or(Refusal::NotDeclared)?;
+        // A key opens more than its repository, and git inside never gets it: only a boot needs one. A box boots once.
+        if credential.known_hosts.is_some() && desk.has_booted() {
+            return Err(Refusal::BootOver.into());
+        }
         info!(sandbox = %desk.id, host = scope.host(), path = scope.path(), "a credential was handed out");
         Ok(json(&credential))
     }

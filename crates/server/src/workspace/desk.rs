@@ -137,6 +137,12 @@ impl Desk {
         self.lock().clone()
     }
 
+    /// Whether the boot is over, however it ended.
+    pub(super) fn has_booted(&self) -> bool {
+        let kept = self.lock();
+        kept.facts.ready_at.is_some() || kept.facts.failure.is_some()
+    }
+
     /// Changes what need not be stored at once.
     pub(super) fn note(&self, change: impl FnOnce(&mut Kept)) {
         change(&mut self.lock());

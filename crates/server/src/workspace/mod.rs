@@ -35,6 +35,7 @@ mod pull;
 mod room;
 pub(crate) mod secrets;
 mod services;
+mod sources;
 mod told;
 
 use std::{

@@ -345,8 +345,13 @@ impl Workspaces {
                 offset,
                 data: LogBytes(answer.bytes),
             };
+            let mut frames = vec![frame];
+            if self.pass_over(desk, &mut frames).is_none() {
+                // It is not known yet what the sandbox is.
+                return Ok(());
+            }
             let name = desk.id.to_string();
-            let batch = self.with_registry(|registry, _| registry.logs_polled(&name, boot, vec![frame]))?;
+            let batch = self.with_registry(|registry, _| registry.logs_polled(&name, boot, frames))?;
             let batch = batch.map_err(|e| NotAsked::Strange(e.to_string()))?;
             self.keep_output(desk, batch.pieces).await;
             rounds.read.insert(source, next);

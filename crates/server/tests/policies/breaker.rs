@@ -4,7 +4,7 @@ use sandglass_bridge::wire::FatalReport;
 use sandglass_sandbox::lifecycle::boot::{Failure, Reason};
 use serde_json::json;
 
-use super::{Signs, asked, pass, ready};
+use super::{Signs, asked, attach, pass, ready};
 use crate::{
     service::Answer,
     workspaces::{Fate, Stage, agent_with},
@@ -66,6 +66,25 @@ async fn boots_that_fail_open_the_breaker_and_one_that_works_closes_it() {
         let id = stage.create(asked(json!({}), None)).await;
         assert_eq!(stage.delete(&id).await, 204);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_whose_image_is_rejected_on_the_way_closes_the_breaker_all_the_same() {
+    let stage = Stage::new(Fate::Found).await;
+    for _ in 0..3 {
+        fails(&stage).await;
+    }
+    let refused = try_one(&stage).await;
+    assert_eq!(refused.status, 429);
+    pass(refused.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() + 1).await;
+    stage.service.runtime.cannot_use("built:1");
+    *stage.images.instead.lock().unwrap() = Some("built:2".into());
+    let probe = stage.create(asked(json!({}), None)).await;
+    stage.until_told(&probe, "image.rejected").await;
+    stage.until(&probe, "Pending", "agent_connecting").await;
+    let _agent = attach(&stage, &probe);
+    stage.until(&probe, "Running", "ready").await;
+    assert_eq!(try_one(&stage).await.status, 202, "the probe was good");
 }
 
 #[tokio::test(start_paused = true)]

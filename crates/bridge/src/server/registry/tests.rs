@@ -140,6 +140,27 @@ fn a_newer_attachment_of_the_same_boot_takes_over_and_goes_on() {
 }
 
 #[test]
+fn an_agent_that_attaches_in_a_loop_is_slowed_down_to_once_a_second() {
+    let mut registry = registry();
+    registry.register(registration("other", 1, "u"), at(0)).unwrap();
+    let now = Moment::from_millis;
+    let mut at_once = 0;
+    for ms in 0..500 {
+        at_once += u32::from(attach(&mut registry, &format!("b{ms}"), now(10_000 + ms)).is_ok());
+    }
+    assert_eq!((at_once, registry.take_notices().count()), (5, 5));
+    let lease = attach(&mut registry, "b", now(11_000)).unwrap();
+    assert_eq!(attach(&mut registry, "b", now(11_500)), Err(Refusal::TooOften));
+    assert!(beat(&mut registry, &lease, now(11_500)).is_ok(), "the lease that there is goes on");
+    let other = AttachRequest { sandbox_id: "other".parse().unwrap(), ..request("b") };
+    assert!(registry.attach(&caller("other", "u", None), &other, now(11_500), WALL).is_ok());
+    assert!((12..60).all(|second| attach(&mut registry, "b", at(second)).is_ok()), "as often as agents try");
+    let saved = registry.saved();
+    let mut registry = Registry::restored(2, saved, at(0));
+    assert!(attach(&mut registry, "b", at(0)).is_ok(), "another server begins anew");
+}
+
+#[test]
 fn a_lease_goes_silent_by_the_clock_of_the_server_step_by_step() {
     let mut registry = registry();
     let lease = attach(&mut registry, "b", at(10)).unwrap();
