@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, prlimit, waitid,
+};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
@@ -21,6 +23,8 @@ const OUTPUT_LIMIT: usize = 64 * 1024 * 1024;
 /// The end of standard error that is kept.
 const TAIL_BYTES: usize = 8 * 1024;
 const TAIL_LINES: usize = 60;
+/// Memory of one program; the packs that it maps do not count. Several times what the largest repositories take.
+const MEMORY: u64 = 4 << 30;
 /// From the polite signal to the other one; git removes its lock files in between.
 const TERM_GRACE: Duration = Duration::from_secs(2);
 const TERM_POLL: Duration = Duration::from_millis(10);
@@ -106,6 +110,7 @@ impl Git {
             .spawn()
             .map_err(|error| GitError::io(call.operation, "cannot run the git program", &error))?;
         let group = Group::of(&child);
+        group.limit_memory();
         let limit = self.settings.repository_limit;
         let mut errors = Errors::new(&Redactor::new(call.remote.secrets()), control);
         let ended = {
@@ -324,6 +329,14 @@ struct Group(Option<Pid>);
 impl Group {
     fn of(child: &Child) -> Self {
         Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
+    }
+
+    /// A folder that names itself a thousand million times is unpacked in memory before its first file is there. Git has hardly begun when
+    /// this reaches it, and its own programs inherit it.
+    fn limit_memory(&self) {
+        let limit = Rlimit { current: Some(MEMORY), maximum: Some(MEMORY) };
+        // It may have ended already, or may not have as much anyway.
+        let _ = self.0.map(|leader| prlimit(Some(leader), Resource::Data, limit));
     }
 
     fn disarm(mut self) {

@@ -244,6 +244,19 @@ async fn a_folder_that_repeats_without_end_is_not_unpacked_to_its_end() {
     assert!(folder.join("0").exists() && !folder.join("9/9").exists(), "it was stopped on its way");
 }
 
+#[tokio::test]
+async fn git_has_no_more_memory_than_it_needs() {
+    let bench = Bench::with(|settings| settings.program = settings.scratch.join("program"));
+    // In place of git, which would have to be given gigabytes to notice.
+    let script = "#!/bin/sh\nfor look in 1 2 3 4 5 6 7 8 9; do [ $(ulimit -d) = unlimited ] && sleep 0.2; done\n\
+        sh -c 'ulimit -d' >&2\nexit 1\n";
+    executable(&bench.scratch().join("program"), script);
+    let url = RepositoryUrl::parse("http://127.0.0.1:1/a/b.git").unwrap();
+    let remote = Remote { url: &url, credential: None };
+    let error = bench.git.resolve(remote, &Reference::Head, bench.control()).await.unwrap_err();
+    assert!(error.tail.parse::<u64>().is_ok_and(|kib| kib <= 4 << 20), "{error:?}");
+}
+
 fn checkout<'a>(remote: Remote<'a>, resolved: &'a Resolved, mirror: &'a Mirror) -> Checkout<'a> {
     Checkout {
         remote,
