@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a stack that cannot be built is a test that fails")]
 
 mod builds;
+mod confidential;
 mod edge;
 mod engine;
 mod events;
