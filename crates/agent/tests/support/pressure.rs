@@ -66,7 +66,7 @@ fn a_hundred_readers_that_do_not_read_cost_a_bounded_amount() {
         std::thread::sleep(Duration::from_millis(50));
         most = most.max(resident_kib(&agent));
     }
-    assert!(most < 96_000, "{most} KiB");
+    assert!(most < 128_000, "{most} KiB");
     // One more that does read gets all of its lines, in small portions.
     let text = agent.shell("seq 1 3000").text();
     assert!(text.contains("\"text\":\"3000\"") && text.contains("execution_complete"));
