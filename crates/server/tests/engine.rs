@@ -318,6 +318,24 @@ async fn a_key_whose_create_failed_may_be_used_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_key_is_spent_when_its_sandbox_is_over_and_not_before_it_is_seen() {
+    let stack = Stack::new().await;
+    // It has not seen yet what the first one writes down.
+    let other = Stack::start(&stack.runtime, &stack.store, &stack.clock).await;
+    let with = || NewSandbox { key: Some(("k".into(), "x".into())), ..stack.new_sandbox(None) };
+    stack.runtime.inject("prepare", Fault::Slow(Duration::from_secs(60)));
+    let id = stack.engine.create(with(), stack.clock.now()).await.unwrap().id;
+    let early = other.create(with(), stack.clock.now()).await;
+    assert!(matches!(early, Err(EngineError::Contended)), "{early:?}");
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(other.create(with(), stack.clock.now()).await.unwrap().id, id);
+    stack.runtime.vanishes(id);
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    let late = stack.engine.create(with(), stack.clock.now()).await;
+    assert!(matches!(late, Err(EngineError::KeySpent)), "{late:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_box_that_vanished_is_noticed() {
     let stack = Stack::new().await;
     let id = stack.create(None).await;

@@ -26,6 +26,8 @@ use tracing::{info, warn};
 use super::{Engine, history::RENEWED, index::Entry, pools::Claimed, written::Unwritten};
 use crate::workspace::Confidential;
 
+/// How long a create that is written down may take to be seen.
+const SEEN_SOON: Duration = Duration::from_secs(5);
 /// Times a lost compare-and-swap is tried again before giving up: about five seconds.
 const ATTEMPTS: u32 = 250;
 /// Pause before the next try. The driver that won the race shows its result in the index within this time.
@@ -111,7 +113,7 @@ impl Engine {
         if let Some((key, fingerprint)) = &new.key
             && let Some(taken) = self.store.idempotency(key).await?
         {
-            return self.repeat(&taken, fingerprint);
+            return self.repeat(&taken, fingerprint).await;
         }
         let (claimed, origin) = match &new.pool {
             Some(pool) => {
@@ -160,7 +162,8 @@ impl Engine {
         }
         let (claim, unchanged) = written?;
         if let (Claim::Taken(taken), Some((_, fingerprint))) = (claim, &new.key) {
-            return self.repeat(&taken, fingerprint).map(|entry| Accepted::Before(Box::new(entry)));
+            let entry = self.repeat(&taken, fingerprint).await?;
+            return Ok(Accepted::Before(Box::new(entry)));
         }
         info!(sandbox = %id, image = new.spec.image, "accepted");
         if !new.secrets.is_empty() {
@@ -215,11 +218,21 @@ impl Engine {
         now.checked_add(delay).unwrap_or(now)
     }
 
-    fn repeat(&self, taken: &IdempotencyRecord, fingerprint: &str) -> Result<Entry, EngineError> {
+    /// The sandbox that a key stands for. One that was written down by another request a moment ago is about to be seen.
+    async fn repeat(&self, taken: &IdempotencyRecord, fingerprint: &str) -> Result<Entry, EngineError> {
         if taken.fingerprint != fingerprint {
             return Err(EngineError::KeyReused);
         }
-        self.index.get(taken.sandbox_id).ok_or(EngineError::KeySpent)
+        let id = taken.sandbox_id;
+        if let Some(entry) = self.index.get(id) {
+            return Ok(entry);
+        }
+        let open = self.store.open_intents().await?;
+        if !open.iter().any(|intent| intent.sandbox_id == id) {
+            return self.index.get(id).ok_or(EngineError::KeySpent);
+        }
+        let seen = self.index.wait_for(id, |entry| entry.cloned());
+        tokio::time::timeout(SEEN_SOON, seen).await.map_err(|_| EngineError::Contended)
     }
 
     async fn await_creation(self: &Arc<Self>, id: SandboxId) -> Result<Entry, EngineError> {
