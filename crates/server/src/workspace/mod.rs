@@ -66,7 +66,7 @@ pub use confidential::Confidential;
 pub use from_builds::FromBuilds;
 pub use images::{Images, Wanted};
 pub use output::Output;
-pub(crate) use secrets::{SecretFiles, Value as SecretValue};
+pub(crate) use secrets::SecretFiles;
 pub(crate) use services::BRIDGE;
 pub use services::{AgentView, HostKey, ServiceView};
 

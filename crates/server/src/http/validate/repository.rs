@@ -17,7 +17,7 @@ use crate::{
     builds::check_platform,
     http::error::{ApiError, ApiResult, Code},
     ingress::AGENT_PORT,
-    workspace::{Confidential, Images, SecretFiles, SecretValue},
+    workspace::{Confidential, Images, SecretFiles, secrets},
 };
 
 /// Where the editor and the SSH server listen when the request does not say.
@@ -66,23 +66,10 @@ impl Asked {
     /// # Errors
     /// 400 that names the field, when there is no such secret.
     pub(crate) fn with_secrets(mut self, files: SecretFiles<'_>, tenant: Option<&str>) -> ApiResult<Self> {
-        let RepositoryRequest { url, credential, additional, .. } = &mut self.repository;
-        let primary = credential.as_mut().map(|c| ("repository".to_owned(), &*url, c));
-        let others = additional.iter_mut().enumerate().filter_map(|(index, repository)| {
-            let at = format!("repository.additional[{index}]");
-            Some((at, &repository.url, repository.credential.as_mut()?))
-        });
-        for (at, url, credential) in primary.into_iter().chain(others) {
-            let Some(name) = credential.secret_ref.take() else { continue };
-            match files.read(tenant, &name, url) {
-                Ok(SecretValue::Token(token)) => credential.token = Some(token),
-                Ok(SecretValue::PrivateKey(key)) => credential.private_key = Some(key),
-                Err(error) => {
-                    let message = format!("{at}.credential.secretRef: {error}");
-                    return Err(ApiError::invalid_parameter(message));
-                }
-            }
-        }
+        let named = serde_json::to_value(&self.repository).map_err(|_| ApiError::internal())?;
+        let known = secrets::resolved(named, files, tenant)
+            .map_err(|error| ApiError::invalid_parameter(error.to_string()))?;
+        self.repository = serde_json::from_value(known).map_err(|_| ApiError::internal())?;
         Ok(self)
     }
 
