@@ -154,10 +154,12 @@ impl SandboxEngine {
             user_failure(StepName::Build, None, "the Dockerfile is not in its context".to_owned())
         })?;
         let args = arguments(&plan.file, args, platform(&job.plan.platform));
-        let triggered = self.check_triggers(job, builder, plan, &args).await?;
+        let named = |error: ReadError| user_failure(StepName::Build, None, format!("{}: {error}", plan.path));
+        let globals = Variables::global(&plan.file, &args, &BTreeMap::new()).map_err(named)?;
+        let triggered =
+            self.check_triggers(job, builder, plan, &starts(&plan.file, &globals).map_err(named)?).await?;
         let owner = job.namespace.as_deref().map(|tenant| chained(OWNER, &[&self.settings.builder, tenant]));
-        let images = images(&plan.file, &args)
-            .map_err(|error| user_failure(StepName::Build, None, format!("{}: {error}", plan.path)))?;
+        let images = images(&plan.file, &globals).map_err(named)?;
         let written = written_out(&plan.file, &plan.text, &images, owner.as_deref());
         let (root, ignore) = (plan.context.root.clone(), plan.context.ignore.clone());
         let scratch = attempt.scratch.path().to_owned();
@@ -209,22 +211,20 @@ impl SandboxEngine {
         job: &Job,
         builder: &dyn Dockerfiles,
         plan: &Plan,
-        args: &BTreeMap<String, String>,
+        starts: &[(usize, String)],
     ) -> Result<bool, EngineError> {
         let mut any = false;
-        let named = |error: ReadError| user_failure(StepName::Build, None, format!("{}: {error}", plan.path));
-        let globals = Variables::global(&plan.file, args, &BTreeMap::new()).map_err(named)?;
-        for (stage, image) in starts(&plan.file, &globals).map_err(named)? {
-            let spec = Spec::new(&image, Entrypoint::AgentOnly);
+        for (stage, image) in starts {
+            let spec = Spec::new(image, Entrypoint::AgentOnly);
             let triggers = self.uncancelled(job, async {
                 // The builder would fetch it by itself, and nobody would have looked.
                 self.runtime.prepare(&spec, &Secrets::default(), &|_| {}).await.map_err(of_runtime)?;
-                builder.triggers(&image).await.map_err(of_runtime)
+                builder.triggers(image).await.map_err(of_runtime)
             });
             let triggers = triggers.await?;
             any |= !triggers.is_empty();
-            if let Some(trigger) = refused_trigger(&plan.file, stage, &triggers) {
-                return Err(user_failure(StepName::Build, None, trigger_refusal(&image, trigger)));
+            if let Some(trigger) = refused_trigger(&plan.file, *stage, &triggers) {
+                return Err(user_failure(StepName::Build, None, trigger_refusal(image, trigger)));
             }
         }
         Ok(any)
@@ -261,8 +261,7 @@ fn pack(ground: &super::copy::Ground, dockerfile: &Path, scratch: &Path) -> std:
 }
 
 /// What every stage starts from, variables put in.
-fn images(file: &Dockerfile, args: &BTreeMap<String, String>) -> Result<Vec<String>, ReadError> {
-    let globals = Variables::global(file, args, &BTreeMap::new())?;
+fn images(file: &Dockerfile, globals: &Variables) -> Result<Vec<String>, ReadError> {
     file.stages.iter().map(|stage| Ok(globals.from(stage)?.0)).collect()
 }
 
@@ -416,7 +415,8 @@ mod tests {
     fn what_a_tenants_stages_begin_with_is_theirs_alone() {
         let text = "ARG V=1\r\nFROM a:$V AS x\r\nRUN b\r\nfrom x";
         let file = Dockerfile::parse(text).unwrap();
-        let images = images(&file, &BTreeMap::new()).unwrap();
+        let globals = Variables::global(&file, &BTreeMap::new(), &BTreeMap::new()).unwrap();
+        let images = images(&file, &globals).unwrap();
         let written = written_out(&file, text, &images, Some("0f")).unwrap();
         let expected = [
             "ARG V=1\r",
@@ -443,7 +443,8 @@ mod tests {
             "ARG A=base\nARG A\nFROM ${A:-other}\n",
         ] {
             let file = Dockerfile::parse(text).unwrap();
-            let images = images(&file, &given).unwrap();
+            let globals = Variables::global(&file, &given, &BTreeMap::new()).unwrap();
+            let images = images(&file, &globals).unwrap();
             let written = written_out(&file, text, &images, None).unwrap();
             let named = Dockerfile::parse(&written).unwrap().stages[0].image.clone();
             assert!(!named.contains('$') && named == images[0], "{text}: {named}");
